@@ -4,11 +4,11 @@ A room (component) of a place is a folder or a module directly in it. Imports fo
 """
 
 import ast
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PRODUCTION = ("areal_bus", "actors", "launch")  # the ring
@@ -114,33 +114,13 @@ class Sources:
         return {name: places for name, places in sorted(self.classes().items()) if len(places) > 1}
 
 
-def cycles(graph: Graph) -> list[list[str]]:
-    """Strongly connected parts of more than one node (Tarjan)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in sorted(graph.get(node, set())):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            part = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(part) > 1:
-                found.append(sorted(part))
-
-    sys.setrecursionlimit(10_000)
-    for node in sorted(graph):
-        if node not in index:
-            visit(node)
-    return found
+def cycle(graph: Graph) -> list[str]:
+    """A chain of imports that goes round; none: an empty list."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def constructors(modules: Iterable[Module]) -> Iterator[tuple[int, str]]:

@@ -101,3 +101,16 @@ def shuffled(seed: int, most_s: float) -> Judge:
     rng = random.Random(seed)
     kinds = (m.Trajectory, m.Scored, m.Sampled, m.Ack, m.PushBegin, m.PushDone, m.Heartbeat, m.HeadHeartbeat)
     return lambda sender, to, message, now: rng.uniform(0, most_s) if isinstance(message, kinds) else 0.0
+
+
+def ends_well(one: Scenario, *, failing: int = 0) -> tuple[Ring, ScheduleOutcome]:
+    """The ring ends and no invariant is broken; only the first so many generators are evicted, and none is paused
+    but these.
+    """
+    ring, outcome = play(one)
+    assert not outcome.violations, f"seed {one.seed}: {outcome.violations[0]}"
+    assert outcome.end == DONE, f"seed {one.seed}: {outcome.end}"
+    bad = tuple(f"generator-{index}." for index in range(failing))
+    hurt = [x["name"] for x in lines(ring, Event.MEMBER) if x["state"] == "left" or x["why"].startswith("paused for")]
+    assert all(name.startswith(bad) for name in hurt), f"seed {one.seed}: {hurt}"
+    return ring, outcome

@@ -10,7 +10,7 @@ from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.scenario import Fault, Scenario
 from tests.faults import ring as real
-from tests.faults.simulated import DONE, lines, play, scenario, when
+from tests.faults.simulated import ends_well, lines, play, scenario, when
 
 EVER = 1e9
 SEEDS = range(12)
@@ -30,14 +30,14 @@ def failing(seed: int, until_s: float, **changes: Any) -> Scenario:
 def test_row_45_a_generator_that_fails_at_every_prompt_hurts_itself_alone(until_s: float) -> None:
     n_evicted = n_paused = 0
     for seed in SEEDS:
-        ring, outcome = play(failing(seed, until_s))
-        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
-        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        ring, outcome = ends_well(failing(seed, until_s), failing=1)
+        if until_s == EVER:
+            _, without = play(failing(seed, 0.0, n_generators=2))
+            assert outcome.seconds <= 1.5 * without.seconds + 60, "it costs little more than its absence"
         assert not lines(ring, Event.REFUND, reason="sampling_error"), f"seed {seed}"
         assert all(line["n_missing"] == 0 for line in lines(ring, Event.EVALUATION)), f"seed {seed}"
         gone = [line["name"] for line in lines(ring, Event.MEMBER, state="left")]
         paused = [line["name"] for line in lines(ring, Event.MEMBER) if line["why"].startswith("paused for")]
-        assert all(name.startswith("generator-0.") for name in gone + paused), f"seed {seed}: {gone} {paused}"
         n_evicted, n_paused = n_evicted + len(gone), n_paused + len(paused)
     assert n_paused > 0
     assert bool(n_evicted) == (until_s == EVER)
@@ -45,20 +45,8 @@ def test_row_45_a_generator_that_fails_at_every_prompt_hurts_itself_alone(until_
 
 def test_row_45_two_of_three_that_fail_leave_the_third_to_train_all() -> None:
     for seed in SEEDS:
-        ring, outcome = play(failing(seed, EVER, n_failing=2))
-        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
-        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        ring, _ = ends_well(failing(seed, EVER, n_failing=2), failing=2)
         assert len(lines(ring, Event.UPDATE)) == 10
-
-
-@pytest.mark.slow
-def test_row_45_a_bad_generator_costs_little_more_than_its_absence() -> None:
-    for seed in SEEDS:
-        _, outcome = play(failing(seed, EVER))
-        _, without = play(failing(seed, 0.0, n_generators=2))
-        assert outcome.seconds <= 1.5 * without.seconds + 60, (
-            f"seed {seed}: {outcome.seconds:.0f} s, {without.seconds:.0f} s"
-        )
 
 
 def test_row_45_a_prompt_at_which_every_generator_fails_ends_the_job_as_before() -> None:
@@ -72,9 +60,7 @@ def test_row_45_a_prompt_at_which_every_generator_fails_ends_the_job_as_before()
 @pytest.mark.slow
 def test_row_47_a_generator_that_fails_for_ever_is_evicted_for_good_and_the_others_train_all() -> None:
     for seed in range(4):
-        ring, outcome = play(failing(seed, EVER, total_steps=150, update_s=10.0))
-        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
-        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        ring, _ = ends_well(failing(seed, EVER, total_steps=150, update_s=10.0), failing=1)
         gone = [line for line in lines(ring, Event.MEMBER, state="left") if line["why"].startswith("evicted for good")]
         assert [line["name"] for line in gone] == ["generator-0.2"], f"seed {seed}"
         assert len(lines(ring, Event.UPDATE)) == 150
@@ -84,9 +70,8 @@ def test_row_47_a_generator_that_fails_for_ever_is_evicted_for_good_and_the_othe
 def test_row_47_a_head_that_restarts_goes_on_without_a_generator_that_was_evicted_for_good() -> None:
     for seed in range(3):
         crash = Fault("crash", Role.HEAD, 0, 1100.0, 5.0)
-        ring, outcome = play(failing(seed, EVER, total_steps=150, update_s=10.0, faults=(crash,), calm_s=1110.0))
-        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
-        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        one = failing(seed, EVER, total_steps=150, update_s=10.0, faults=(crash,), calm_s=1110.0)
+        ring, _ = ends_well(one, failing=1)
         assert when(ring, Event.MEMBER, name="generator-0.2", state="left") < 1100.0
         assert ring.disk.evicted == (0,)
         assert not lines(ring, Event.JOINED, name="generator-0.3")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.jobs.many_ranks import measure, proportions
 from tests.faults.ring import Ring
 
 FORK = ('launch.start="fork"', 'launch.bootstrap="env"')
@@ -62,17 +61,3 @@ def test_no_process_survives_the_fork_server_or_mpiruns_child(tmp_path: Path, vi
         ring.wait_until(lambda: not ring.is_up, "mpirun ends", may_end=True)
         ring.wait_until(lambda: not ring.pids(), f"no process is left: {ring.pids()}", may_end=True)
         assert [process.wait() for process in ring._processes] != [0]
-
-
-@pytest.mark.soak
-def test_64_ranks_survive_three_deaths_in_little_memory(tmp_path: Path) -> None:
-    row = dict(
-        zip(
-            ("ranks", "actors", "start s", "private MiB"),
-            measure(64, proportions(64), tmp_path, 12, [])[:4],
-            strict=True,
-        )
-    )
-    assert (row["ranks"], row["actors"]) == ("64", "25")
-    assert float(row["start s"]) < 300
-    assert float(row["private MiB"]) < 30

@@ -89,7 +89,6 @@ def part(proxy: Proxy) -> None:
 
 FAULTS: dict[str, Callable[[Proxy], object]] = {
     "cut": lambda proxy: proxy.cut(),
-    "cut again": lambda proxy: proxy.cut(),
     "deaf": lambda proxy: setattr(proxy.down, "is_open", False),
     "dumb": lambda proxy: setattr(proxy.up, "is_open", False),
     "parted": part,
@@ -118,9 +117,8 @@ def test_prompts_of_a_dead_guest_are_leased_to_others(guest: Guest, fault: str) 
     assert not [line for line in after if line["holder"] == GUEST and line["t"] < outage.back["t"]]  # I7
 
 
-@pytest.mark.parametrize("fault", ["cut", "cut again"])
-def test_row_14_a_generator_whose_connection_breaks_joins_again(guest: Guest, fault: str) -> None:
-    outage = guest.outages[fault]
+def test_row_14_a_generator_whose_connection_breaks_joins_again(guest: Guest) -> None:
+    outage = guest.outages["cut"]
     assert outage.dead["why"] == "its connection is gone"
     assert outage.dead["t"] - outage.began < SILENT_S  # sooner than by silence
     assert guest.ring.lines("joined", role="head", name=GUEST, after=outage.dead["t"])

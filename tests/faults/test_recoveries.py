@@ -3,7 +3,7 @@
 from typing import Any
 
 from areal_bus.messages import Role
-from benchmarks.faults.recovery import detections, lease_recoveries, percentile, returns, score_recoveries
+from benchmarks.faults.recovery import detections, lease_recoveries, returns, score_recoveries
 from benchmarks.jobs.real_job import Kill
 
 Line = dict[str, Any]
@@ -20,12 +20,6 @@ def lease(t: float, uid: int, holder: str, attempt: int = 0) -> Line:
 
 def sample(t: float, event: str, uid: int) -> Line:
     return line(t, event, uid=uid, attempt=0, sample=0)
-
-
-def test_percentiles_are_values_that_occurred() -> None:
-    assert percentile([], 0.5) is None
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert [percentile(list(range(1, 101)), share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
 
 
 def test_a_kill_is_detected_by_a_death_or_by_the_next_incarnation() -> None:

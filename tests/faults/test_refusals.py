@@ -10,9 +10,9 @@ import pytest
 from areal_bus import messages as m
 from areal_bus.core.events import Event
 from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_lab.staleness.simulator.ring import Ring, ScheduleOutcome
+from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Scenario
-from tests.faults.simulated import DONE, lines, play, scenario
+from tests.faults.simulated import ends_well, lines, play, scenario
 
 SEEDS = range(20)  # of each of the four ways
 EVER = 1e9
@@ -30,22 +30,12 @@ def refusing(seed: int, how: str, until_s: float, **changes: Any) -> Scenario:
     return scenario(seed, policy, **(standard | changes))
 
 
-def run(one: Scenario) -> tuple[Ring, ScheduleOutcome]:
-    ring = Ring(one)
-    ring.records = []
-    return ring, ring.run()
-
-
 @pytest.mark.parametrize("how", ["said", "silent"])
 def test_row_03_two_of_nine_that_refuse_every_push_hurt_themselves_alone(how: str) -> None:
     """Of so many each half is pushed to first."""
     for seed in range(15):
         one = refusing(seed, how, EVER, n_generators=9, n_refusing=2, joins_s=(0.0,) * 9, total_steps=12)
-        ring, outcome = run(one)
-        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
-        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
-        left = [line["name"] for line in lines(ring, Event.MEMBER, state="left")]
-        assert all(name.startswith(("generator-0.", "generator-1.")) for name in left), f"seed {seed}: {left}"
+        ends_well(one, failing=2)
 
 
 @pytest.mark.slow
@@ -53,12 +43,8 @@ def test_row_03_two_of_nine_that_refuse_every_push_hurt_themselves_alone(how: st
 def test_row_03_a_generator_that_refuses_every_push_hurts_itself_alone(how: str, until_s: float) -> None:
     n_dismissed = 0
     for seed in SEEDS:
-        ring, outcome = run(refusing(seed, how, until_s))
-        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
-        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
-        left = [line["name"] for line in lines(ring, Event.MEMBER, state="left")]
-        assert all(name.startswith("generator-0.") for name in left), f"seed {seed}: {left}"
-        n_dismissed += len(left)
+        ring, _ = ends_well(refusing(seed, how, until_s), failing=1)
+        n_dismissed += len(lines(ring, Event.MEMBER, state="left"))
     assert n_dismissed > 0 or until_s < EVER
 
 
@@ -67,11 +53,7 @@ def test_row_03_a_generator_that_refuses_every_push_hurts_itself_alone(how: str,
 def test_row_03_at_eta_0_shares_are_dealt_among_those_that_complete_their_pushes(how: str, most: float) -> None:
     """From the start, or from some moment on: at most so many times as long as without the bad one."""
     for seed in range(24):
-        ring, outcome = run(refusing(seed, how, EVER, eta=0))
-        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
-        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
-        left = [line["name"] for line in lines(ring, Event.MEMBER, state="left")]
-        assert all(name.startswith("generator-0.") for name in left), f"seed {seed}: {left}"
+        _, outcome = ends_well(refusing(seed, how, EVER, eta=0), failing=1)
         well_s = Ring(refusing(seed, "", EVER, eta=0)).run().seconds
         assert outcome.seconds <= most * well_s, f"seed {seed}: {outcome.seconds:.0f} s, without it {well_s:.0f} s"
 
@@ -79,9 +61,7 @@ def test_row_03_at_eta_0_shares_are_dealt_among_those_that_complete_their_pushes
 @pytest.mark.parametrize("how", ["said", "silent"])
 def test_row_03_at_eta_0_a_ring_goes_on_with_the_only_one_that_completes_pushes(how: str) -> None:
     for seed in range(15):
-        _, outcome = run(refusing(seed, how, EVER, eta=0, n_generators=7, n_refusing=6, joins_s=(0.0,) * 7))
-        assert not outcome.violations, f"seed {seed}: {outcome.violations[0]}"
-        assert outcome.end == DONE, f"seed {seed}: {outcome.end}"
+        ends_well(refusing(seed, how, EVER, eta=0, n_generators=7, n_refusing=6, joins_s=(0.0,) * 7), failing=6)
 
 
 @pytest.mark.parametrize("how", ["said", "silent"])
@@ -89,7 +69,7 @@ def test_row_03_the_job_ends_when_every_generator_refuses_every_push(how: str) -
     """After as many pushes as each may miss, with the last error."""
     for seed in SEEDS:
         one = refusing(seed, how, EVER, n_refusing=3, joins_s=(0.0, 0.0, 0.0), refuses_from_s=0.0)
-        ring, outcome = run(one)
+        ring, outcome = play(one)
         assert outcome.end is not None, f"seed {seed}: {outcome.violations}"
         assert outcome.end.code == 1
         assert outcome.end.sentence.startswith("no generator completes a push: each missed 5 pushes of its own")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import CONFIG, INSIDE, ROOT, Ring
+from tests.faults.ring import CONFIG, INSIDE, ROOT
 from tests.launch.test_bootstrap import MPI, MPIRUN
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun")]
@@ -34,15 +34,6 @@ def trained(folder: Path, redirection: str, *settings: str, environment: dict[st
     assert (summary["code"], summary["versions"]) == (0, STEPS), said
     assert not list((run / "journal").glob("*.1.jsonl")), f"no actor was restarted: {said}"
     return run
-
-
-@pytest.mark.soak
-def test_a_job_without_mpirun_trains_to_its_end_when_its_disk_is_full(tmp_path: Path) -> None:
-    into_full = ["sh", "-c", 'exec "$@" >/dev/full 2>&1', "sh"]
-    ring = Ring(tmp_path, f"run.total_train_steps={STEPS}", bootstrap="env", before=lambda rank: into_full)
-    with ring.started():
-        ring.finish(timeout_s=PATIENCE_S)
-    assert not ring.lines("failed")
 
 
 def latin1(folder: Path) -> dict[str, str]:

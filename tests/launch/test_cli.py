@@ -17,7 +17,7 @@ from areal_bus.config.names.trackers import TRACKERS
 from areal_bus.errors import ConfigError
 from areal_bus.launch import main_of_console
 from areal_bus.process import commands, isolation
-from launch.commands import demo, local_job, starter
+from launch.commands import local_job, starter
 from launch.run.process import resume_hint
 
 ROOT = Path(__file__).parents[2]
@@ -254,20 +254,6 @@ def test_the_docker_image_holds_every_package() -> None:
     sent = re.findall(r"^!(\w+)$", (ROOT / "docker/Dockerfile.dockerignore").read_text(), re.MULTILINE)
     assert set(PACKAGES) <= set(copied)
     assert set(PACKAGES) <= set(sent)
-
-
-def test_the_demo_uses_smollm2_where_present_and_logs_its_absence(monkeypatch: pytest.MonkeyPatch, capfd: Out) -> None:
-    def missing() -> Path:
-        raise ConfigError("SmolLM2 comes in a wheel")
-
-    monkeypatch.setattr(demo, "find_smollm2", missing)
-    assert demo.choose_config() == "configs/tiny.toml"
-    assert "configs/tiny.toml runs instead of configs/demo.toml: SmolLM2 comes in a wheel" in capfd.readouterr().out
-    made: list[Path] = []
-    monkeypatch.setattr(demo, "find_smollm2", lambda: Path("there.gguf"))
-    monkeypatch.setattr(demo, "bring", lambda _name, folder: made.append(folder))
-    assert demo.choose_config() == "configs/demo.toml"
-    assert made == [demo.MODEL]
 
 
 def test_the_starters_words_are_distinct_and_its_own_answers_score_1(tmp_path: Path) -> None:

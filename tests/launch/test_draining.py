@@ -15,14 +15,6 @@ LISTEN = "from actors.runtime import process; process.listen_for_drain(); print(
 UNTIL_ASKED = "while not process.drain_requested(): time.sleep(0.01)\n"
 
 
-def test_a_signal_ends_actors_and_rank() -> None:
-    with rank(WAIT) as process:
-        child = int(line(process))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 128 + signal.SIGTERM
-    assert gone(child)
-
-
 def test_an_immediate_end_names_the_newest_checkpoint_or_how_to_write_one(tmp_path: Path) -> None:
     again = f"python -m areal_bus.launch --resume {tmp_path} starts again at version 0"
     first = f"to write a checkpoint first, use kill -USR1 $(cat {tmp_path}/pid) instead"
@@ -32,9 +24,10 @@ def test_an_immediate_end_names_the_newest_checkpoint_or_how_to_write_one(tmp_pa
     for name in ("frontier-000010", "frontier-000020"):  # none for 30: it cannot be resumed
         (tmp_path / "frontiers" / name).touch()
     with rank(WAIT, role="head", run=tmp_path) as process:
-        line(process)
+        child = int(line(process))
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 128 + signal.SIGINT
+        assert gone(child)
         assert process.stderr is not None
         safe = tmp_path / "checkpoints" / "step-000020"
         again = f"python -m areal_bus.launch --resume {tmp_path} continues from it"

@@ -91,28 +91,18 @@ def test_each_guest_gets_its_own_index(run: Path) -> None:
     assert claim_index(run, 9) == 9  # the job was resumed with more generators of its own
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"run_folder": "/not/there"}, "missing run folder"), ({"head": "ipc:///tmp/x"}, 'bus.transport = "tcp"')],
-)
-def test_a_guest_that_cannot_join_is_refused_with_the_reason(
-    run: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
-) -> None:
-    write_invitation(template(run))
-    about = parse_invitation(run / INVITATION) | changes
-    monkeypatch.setattr("launch.run.elastic.machine", lambda: "another machine")
-    with pytest.raises(ConfigError, match=message):
-        guest_context(about)
-
-
 def test_a_machine_of_the_same_host_name_is_another_machine(dead_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clones and pods share host names: the lock of the job is not seen there, nor are its sockets."""
     write_invitation(template(dead_run))
     about = parse_invitation(dead_run / INVITATION)
     monkeypatch.setattr("launch.run.elastic.machine", lambda: "another machine")
     assert guest_context(dict(about)).index == 2
-    with pytest.raises(ConfigError, match=r'bus\.transport = "tcp"'):
-        guest_context(about | {"head": "ipc:///tmp/x"})
+    for changes, why in (
+        ({"head": "ipc:///tmp/x"}, r'bus\.transport = "tcp"'),
+        ({"run_folder": "/no"}, "missing run folder"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            guest_context(about | changes)
 
 
 AT_ETA_0 = Config.model_validate({"model": {"scratch": {}}, "rollout": {"max_head_offpolicyness": 0}})
@@ -147,12 +137,7 @@ def test_a_file_that_is_no_invitation_is_refused_with_its_name(tmp_path: Path, t
     ("field", "value", "message"),
     [
         ("host", None, "host is missing"),
-        ("run_folder", None, "run_folder is missing"),
-        ("secret_key", None, "secret_key is missing"),
         ("host", 3, "host must be of type str: got int"),
-        ("run_folder", 3, "run_folder must be of type str: got int"),
-        ("head", 7, "head must be of type str: got int"),
-        ("n_generators", "2", "n_generators must be of type int: got str"),
         ("n_generators", True, "n_generators must be of type int: got bool"),
         ("rank", -1, "rank must not be negative: got -1"),
         ("is_guest", 1, "is_guest must be of type bool: got int"),

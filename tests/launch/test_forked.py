@@ -59,15 +59,6 @@ print(json.dumps([SIZES, before, pages()]))
         assert not is_filled or (after <= 1.25 * least + 2 and before > 1.75 * least), size
 
 
-@pytest.mark.slow
-def test_with_another_allocator_free_slots_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There objects never lie side by side."""
-    monkeypatch.setenv("PYTHONMALLOC", "malloc")
-    code = "import sys; from launch.fork.fork_server import fill_slots; "
-    done = run_python(code + "print(sum(sys.getsizeof(one) for held in fill_slots() for one in held) >> 20)")
-    assert int(done.stdout) <= 64  # MiB
-
-
 @pytest.mark.parametrize(
     ("arguments", "environ"),
     [

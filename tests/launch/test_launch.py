@@ -1,7 +1,6 @@
 """The command line: refused input with its error line and exit code, and the dry run."""
 
 import ipaddress
-import json
 import os
 import subprocess
 import sys
@@ -30,13 +29,10 @@ from launch.plan.network import (
 )
 from launch.plan.topology import plan
 from launch.run.bootstrap import RANK_VARIABLES, EnvBootstrap
-from launch.run.prepare import prepare
 from launch.run.rank import actor_contexts, report_error
 from launch.run.runs import make_run_folder
-from tests.launch.test_bootstrap import MPI, MPIRUN
 
 ROOT = Path(__file__).parents[2]
-TINY = str(ROOT / "configs" / "tiny.toml")
 SMALL = """
 [model.scratch]
 [data]
@@ -106,35 +102,6 @@ def test_a_start_without_mpirun_is_refused_with_the_command_to_run(
 def test_only_rank_0_prints_an_error_in_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_error(2, ConfigError("x"), wait_s=0.0) == 2
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("override", "output"),
-    [
-        ("reward.function=nowhere:score", "reward.function 'nowhere:score' must import"),
-        ("workflow.function=nowhere:Flow", "workflow.function 'nowhere:Flow' must import"),
-        ("learner.loop=nowhere:train", "learner.loop must import: 'nowhere' does not"),
-        ("data.prompt={letters}>", "unknown field {letters} in data.prompt"),
-        ("model.scratch.heads=3", "model.scratch.hidden_size must be an even multiple"),
-        ("evaluate.path=none.jsonl", "the data file must exist: 'none.jsonl'"),
-    ],
-)
-def test_settings_that_do_not_fit_files_or_functions_are_refused_before_the_start(
-    file: Path, override: str, output: str
-) -> None:
-    config = load(file, [override, "evaluate.after=true"], {})
-    with pytest.raises(ConfigError) as caught:
-        prepare(config, file)
-    assert output in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (file.parent / "runs").exists()
-
-
-def test_a_row_without_an_answer_is_refused_with_its_line(file: Path) -> None:
-    (file.parent / "rows.jsonl").write_text('{"question": "ab", "answer": "ba"}\n{"question": "cd"}\n')
-    file.write_text(SMALL.replace('task = "reverse"', 'path = "rows.jsonl"'), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"rows\.jsonl.*2"):
-        prepare(load(file, (), {}), file)
 
 
 def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
@@ -263,19 +230,6 @@ def test_each_actor_gets_its_context(file: Path) -> None:
     ]
 
 
-def test_the_plan_of_512_ranks_prints_without_mpirun(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert main([str(ROOT / "configs" / "32b.toml"), "--dry-run"]) == 0
-    output = capsys.readouterr().out
-    assert output.startswith("512 ranks, 64 host(s)")
-    assert "head-0 + learner-0" in output
-    assert "generator-47 .. member of generator-47" in output
-    assert "max_head_offpolicyness = 4" in output
-    assert not (file.parent / "runs").exists()
-
-
 def test_parameters_are_counted_as_published() -> None:
     sizes = {name.partition("/")[2]: shape.n_parameters / 1e9 for name, shape in KNOWN_SHAPES.items()}
     distilled = {"Qwen-1.5B": 1.777, "Qwen-7B": 7.615, "Qwen-14B": 14.77, "Qwen-32B": 32.76, "Llama-8B": 8.030}
@@ -300,23 +254,3 @@ def test_foreign_packages_with_our_names_are_no_obstacle_unless_loaded(tmp_path:
     )
     assert done.returncode == 2
     assert done.stderr == f"error: package 'tools' must be {ROOT / 'tools'}: Python has loaded another\n"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun beside this Python or on the path")
-def test_bad_input_under_mpirun_ends_with_one_error_line_and_code_2(tmp_path: Path) -> None:
-    command = [str(MPIRUN), "--oversubscribe", "-np", "4", sys.executable, "-m", "areal_bus.launch", TINY]
-    done = subprocess.run(
-        [*command, "--set", "reward.function=nowhere:score", "--set", f"run.folder={tmp_path / 'runs'}"],
-        cwd=ROOT,
-        env=os.environ | MPI,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] != []
-    assert "Traceback" not in done.stderr
-    assert json.dumps(done.stdout) == '""'
-    assert not (tmp_path / "runs").exists()

@@ -352,20 +352,6 @@ def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_pat
     assert longest_prompt(elsewhere, tmp_path) == 77
 
 
-def test_a_dry_run_states_bytes_a_parameter_and_a_token(tmp_path: Path) -> None:
-    file = tmp_path / "words.toml"
-    file.write_text((ROOT / "configs" / "tiny.toml").read_text())
-    page = dry_run(load(file, (), {}), file, 4, every=True)
-    shape = find_shape(load(file, (), {}), tmp_path)
-    assert shape is not None
-    assert "12 bytes a parameter" in page
-    assert (
-        f"learner {4 * shape.layers * shape.activation_numbers(by_us=True)[0]:,} for each token of a micro-batch"
-        in page
-    )
-    assert f"generator {4 * shape.kv_per_token:,} for each position of a slot" in page
-
-
 def written(tmp_path: Path, **changes: str) -> tuple[Config, Path]:
     """A config with a known shape of 0.5 billion parameters: a learner and a generator on separate GPUs."""
     file = tmp_path / "plan.toml"

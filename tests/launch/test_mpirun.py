@@ -69,24 +69,6 @@ def ranks(run: Path, head: str, generator: str) -> "Iterator[subprocess.Popen[st
             job.terminate()
 
 
-@pytest.mark.slow
-@needs_mpirun
-def test_mpirun_notices_no_death_of_an_actor_and_a_drained_job_ends_with_0(tmp_path: Path) -> None:
-    with ranks(tmp_path, HEAD, GENERATOR) as job:
-        assert job.stdout is not None
-        assert job.stderr is not None
-        for incarnation in range(2):
-            born, pid = job.stdout.readline().split()
-            assert int(born) == incarnation
-            os.kill(int(pid), signal.SIGKILL)
-        assert job.stdout.readline().startswith("2 ")  # it ends at once, and its rank waits
-        job.send_signal(signal.SIGUSR1)
-        assert job.wait(60) == 0
-        said = job.stderr.read()
-    assert "rank 1 (generator-0): killed by SIGKILL; started again as generator-0.1\n" in said
-    assert "rank 0: SIGUSR1: drains" in said
-
-
 @needs_mpirun
 def test_ctrl_c_names_the_newest_checkpoint_although_mpirun_drops_rank_output(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-000010").mkdir(parents=True)
@@ -157,16 +139,6 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def in_mpi_init(mark: str) -> bool:
-    """Whether a rank has begun to load MPI."""
-    for pid, words in marked(mark).items():
-        with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{pid}/maps")
-            if is_python("areal_bus.launch", words) and "libmpi.so" in maps.read_text(encoding="utf-8"):
-                return True
-    return False
-
-
 def runs(mark: str, module: str) -> bool:
     return any(is_python(module, words) for words in marked(mark).values())
 
@@ -179,7 +151,6 @@ def is_python(module: str, words: str) -> bool:
 MOMENTS: dict[str, Callable[[str], bool]] = {
     "mpirun is there": lambda mark: bool(marked(mark)),
     "the first rank begins": lambda mark: runs(mark, "areal_bus.launch"),
-    "a rank is in MPI_Init": in_mpi_init,
     "rank 0 checks the settings": lambda mark: runs(mark, "launch.run.prepare"),
     "the first actor begins": lambda mark: runs(mark, "actors.runtime.start"),
 }

@@ -98,5 +98,8 @@ def test_the_pid_of_an_earlier_start_goes_also_when_the_disk_takes_no_new_one(tm
         with pytest.raises(OSError, match="No space left"):
             PidFile(tmp_path)
     assert not (tmp_path / "pid").exists()
-    assert PidFile(tmp_path)
+    pid = PidFile(tmp_path)
     assert (tmp_path / "pid").read_text() == f"{os.getpid()}\n"
+    of_rank.remove_all([pid])
+    of_rank.remove_all([pid])
+    assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import io
 import json
 import os
 import re
@@ -20,10 +19,9 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.storage import head_checkpoints
 from launch.commands.dry_run import dry_run
-from launch.commands.main import load_settings, main
+from launch.commands.main import load_settings
 from launch.plan.network import local_facts
 from launch.run.bootstrap import RANK_VARIABLES
-from launch.run.prepare import main as check_in_subprocess
 from launch.run.prepare import prepare, prepare_in_subprocess
 from launch.run.process import resume_hint
 from launch.run.rank import exchange, journal_folders, own_answer, prepare_run, remove_all
@@ -37,7 +35,7 @@ from launch.run.resume import (
     preview_resume,
     reason_fixed,
 )
-from launch.run.runs import Lock, PidFile, RunInUse, check_free, checkpoints, largest_incarnation, run_name
+from launch.run.runs import Lock, RunInUse, check_free, checkpoints, largest_incarnation, run_name
 from tests.launch.test_prepare import ROWS, SMALL, write_rows
 from tools.audit import run_settings
 from tools.run import Run
@@ -242,15 +240,7 @@ def stopped_early(file: Path, *scores: float) -> Path:
     return run
 
 
-@pytest.mark.parametrize("patience", ["evaluate.early_stop_patience=3", "evaluate.early_stop_patience=0"])
-def test_a_run_that_stopped_early_is_extended_with_a_larger_or_no_patience(file: Path, patience: str) -> None:
-    run = stopped_early(file, 0.5, 0.4, 0.45)
-    config, _ = load_settings(None, str(run), [patience])
-    assert find_run(config, "small") == run
-    assert prepare(config, file, run).notes[0].startswith(f"extends {run}, which had finished at version 12 (start 2;")
-
-
-def test_a_run_that_would_stop_early_at_once_names_the_option_that_extends_it(file: Path) -> None:
+def test_a_run_that_stopped_early_is_extended_with_a_larger_or_no_patience_as_its_refusal_says(file: Path) -> None:
     run = stopped_early(file, 0.5, 0.4, 0.45)
     remedy = f"(--resume {run} --set evaluate.early_stop_patience=0)"
     for more in ((), ("run.total_train_steps=200",)):  # more steps alone would change nothing
@@ -259,14 +249,12 @@ def test_a_run_that_would_stop_early_at_once_names_the_option_that_extends_it(fi
         assert remedy in str(caught.value)
     with pytest.raises(ConfigError, match=r"did not improve in 1 evaluations"):
         find_run(load_settings(None, str(run), ["evaluate.early_stop_patience=1"])[0], "small")
-    assert find_run(load_settings(None, str(run), [remedy.split("--set ")[1].rstrip(")")])[0], "small") == run
-
-
-def test_the_audit_knows_that_an_earlier_start_could_stop_early(file: Path) -> None:
-    run = stopped_early(file, 0.5, 0.4, 0.45)
-    resume(run, file, "run.total_train_steps=100", *EVALUATES)
+    for patience in ("evaluate.early_stop_patience=3", remedy.split("--set ")[1].rstrip(")")):
+        config, _ = load_settings(None, str(run), [patience])
+        assert find_run(config, "small") == run
+    assert prepare(config, file, run).notes[0].startswith(f"extends {run}, which had finished at version 12 (start 2;")
     starts = [json.loads((run / name).read_text()) for name in ("config.json", "config-1.json")]
-    assert run_settings.read(starts[0], starts[1:]).stops_early
+    assert run_settings.read(starts[0], starts[1:]).stops_early, "the audit knows that an earlier start could"
     assert not run_settings.read(starts[0]).stops_early
 
 
@@ -299,16 +287,6 @@ def test_auto_takes_the_unfinished_run_of_the_name_that_was_started_last(file: P
     assert chosen is not None
     assert chosen[0] == third
     chosen[1].release()
-
-
-def test_auto_takes_the_time_of_runs_that_have_no_count(file: Path) -> None:
-    first, second = begin(file), begin(file)
-    for age, run in enumerate((second, first)):  # of a version that did not count starts
-        origin = json.loads((run / "origin.json").read_text())
-        (run / "origin.json").write_text(json.dumps({name: origin[name] for name in origin if name != "start"}))
-        Lock(run).release()
-        os.utime(run / "lock", (1e9 + age, 1e9 + age))
-    assert found(file, "run.resume=auto") == first
 
 
 def test_copies_next_to_checkpoints_are_ignored(file: Path) -> None:
@@ -400,16 +378,6 @@ def test_auto_ends_with_0_when_the_job_it_waited_for_has_finished_the_run(
     assert choose_run(config, "small") is None  # started anew later it begins a new run
 
 
-class Odd:
-    """Text that json reads and that raises."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-UNEXPECTED = (KeyError("rows"), RuntimeError("two\nlines"), RuntimeError(Odd()), MemoryError())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "error"),
@@ -421,7 +389,8 @@ UNEXPECTED = (KeyError("rows"), RuntimeError("two\nlines"), RuntimeError(Odd()),
         ("launch.run.runs.os.open", PermissionError(errno.EACCES, "Permission denied", "runs/small/lock")),
         ("launch.run.rank.first_split", OSError(errno.EROFS, "Read-only file system", "split.json")),
         ("launch.run.prepare.subprocess.run", OSError(errno.ENOMEM, "Cannot allocate memory")),
-        *(("launch.run.rank.first_split", error) for error in UNEXPECTED),
+        ("launch.run.rank.first_split", RuntimeError("two\nlines")),
+        ("launch.run.rank.first_split", MemoryError()),
     ],
 )
 def test_an_error_at_rank_0_ends_all_ranks_with_a_sentence_and_keeps_an_unexpected_ones_traceback(
@@ -448,23 +417,6 @@ def test_an_error_at_rank_0_ends_all_ranks_with_a_sentence_and_keeps_an_unexpect
         assert said.startswith(f"error: unexpected error while the run was prepared: {type(error).__name__}")
         assert said.rstrip().endswith(f"full traceback: {kept}")
         assert "in refuse" in kept.read_text(encoding="utf-8")
-
-
-def test_an_unexpected_error_while_the_settings_are_checked_is_one_sentence(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyError("rows")
-
-    question = {"config": load(file, [], {}).model_dump(mode="json"), "file": str(file), "run": None, "parent": 1}
-    monkeypatch.setattr("launch.run.prepare.prepare", fail)
-    for name in ("die_with_parent", "standard_streams.secure"):
-        monkeypatch.setattr(f"launch.run.prepare.{name}", lambda *_: None)
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(question)))
-    check_in_subprocess()
-    refused = json.loads(capsys.readouterr().out.splitlines()[-1])["refused"]
-    assert refused.startswith("unexpected error while the run was prepared: KeyError: 'rows'")
-    assert refused.endswith("start.error.txt")
 
 
 def test_an_error_of_another_rank_before_the_last_exchange_ends_all_ranks(
@@ -522,14 +474,6 @@ def test_only_one_start_with_auto_chooses_its_run_at_a_time(file: Path) -> None:
         pass
 
 
-def test_the_pid_file_exists_until_the_job_has_ended(tmp_path: Path) -> None:
-    pid = PidFile(tmp_path)
-    assert (tmp_path / "pid").read_text() == f"{os.getpid()}\n"
-    remove_all([pid])
-    remove_all([pid])
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_system_without_locks_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -574,12 +518,3 @@ def test_a_dry_run_shows_the_run_that_it_would_resume(file: Path) -> None:
     summarize(run, code=0)
     page = dry_run(load(file, ["run.resume=auto"], {}), file, 3)
     assert page.startswith("run.resume = \"auto\": runs has no unfinished run of 'small': a new run starts\n")
-
-
-def test_resuming_nothing_is_refused_by_the_command_line(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--resume", "nowhere"]) == 2
-    assert "error: --resume takes the folder of a run: 'nowhere' is not a folder\n" in capsys.readouterr().err
-    assert main(["--resume", str(file)]) == 2
-    assert "is not a folder" in capsys.readouterr().err
-    assert main(["--resume", "auto"]) == 2
-    assert "give a config file" in capsys.readouterr().err

@@ -25,7 +25,6 @@ from areal_bus.config.sections import LaunchConfig, WatchdogConfig
 from launch.plan.environment import actor_environment
 from launch.run import supervise
 from launch.run.job_end import describe_exit
-from launch.run.process import start_actor
 from launch.run.restart_policy import COPY_TRIES, RestartBackoff, StallTimer, SupervisedActor
 from launch.run.supervise import Supervisor, SupervisorTimes
 
@@ -152,11 +151,6 @@ def ends_within(pid: int, timeout_s: float) -> bool:
         return bool(select.select([descriptor], [], [], timeout_s)[0])
     finally:
         os.close(descriptor)
-
-
-def test_an_actor_gets_its_context_as_a_line() -> None:
-    check = f"from actors.runtime.context import Context; Context.from_json(line).name == 'reward-0.0' and {LEAVE}"
-    assert outcome(READ + check) == 0
 
 
 def test_an_actor_without_restarts_left_ends_the_others_and_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
@@ -288,13 +282,6 @@ def test_an_actor_that_ends_with_0_before_the_job_is_over_is_restarted(
     )
 
 
-def test_an_actor_that_ends_with_0_repeatedly_ends_the_rank(capfd: pytest.CaptureFixture[str]) -> None:
-    assert outcome(READ, times=SupervisorTimes(summary_s=0.05), max_restarts=1) == 1
-    assert capfd.readouterr().err.endswith(
-        "that is 2 in a row without progress in between, and launch.max_restarts is 1\n"
-    )
-
-
 def test_a_late_summary_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A network file system shows RUN/summary.json late: no actor is restarted for that."""
     supervisor = make(READ, run=tmp_path, times=SupervisorTimes(poll_s=0.02, summary_s=60.0))
@@ -401,22 +388,6 @@ def test_an_actor_prints_a_line_in_one_write() -> None:
         subprocess.run([sys.executable, "-c", program], stdout=theirs, env=inner, check=True)
         ours.setblocking(False)
         assert ours.recv(100) == b"version 1: 2\n"
-
-
-@pytest.mark.parametrize(("role", "keeps"), [("learner", True), ("generator", False)])
-def test_malloc_keeps_the_memory_of_activations_in_a_learner(
-    role: str, keeps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
-    told = tmp_path / "told"
-    program = f"import os; open({str(told)!r}, 'w').write(os.environ.get('MALLOC_TRIM_THRESHOLD_', ''))"
-    context = Context(role, 0, 0, 0, "", "", "", "", "cpu", 1, 1, 1, str(tmp_path), "", "")
-    child = start_actor(context, (), [sys.executable, "-c", program])
-    try:
-        assert child.process.wait(60) == 0
-    finally:
-        child.close()
-    assert bool(told.read_text()) == keeps
 
 
 def test_an_actor_sees_only_its_gpus() -> None:

@@ -1,15 +1,12 @@
 """tools.alarms: each rule, planted failures in runs of the tiny task, clean runs, samples, rollbacks, the command."""
 
 import json
-import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from areal_bus.config.sections import AlarmName
 from areal_bus.errors import ConfigError
@@ -28,7 +25,7 @@ from tools.alarms.alarm_reader import (
     repeated_share,
     template_of,
 )
-from tools.alarms.history import REPEATED, SERIES, History, Waiting
+from tools.alarms.history import History, Waiting
 from tools.alarms.rules import RULES
 from tools.run import Run
 from tools.trackers.series import UPDATE, Row, Undone
@@ -92,16 +89,6 @@ def test_an_alarm_that_no_longer_holds_stays_with_its_last_version(tmp_path: Pat
 
     alarm = raised_by(values, 40, tmp_path)["masked_tokens"]
     assert (alarm.since, alarm.last, alarm.is_active) == (10, 18, False)  # a fifth of 0.5 is the limit
-
-
-@pytest.mark.slow
-@given(st.lists(st.floats(0.85, 1.15), min_size=30, max_size=40))
-@settings(max_examples=20)
-def test_noise_within_the_thresholds_raises_nothing(noise: list[float]) -> None:
-    def values(version: int) -> dict[str, float]:
-        return {name: value * noise[version - 1] for name, value in normal(version).items()}
-
-    assert raised_by(values, len(noise), Path("/nowhere")) == {}
 
 
 def test_a_held_out_fall_needs_a_rising_reward_and_more_than_noise(tmp_path: Path) -> None:
@@ -224,16 +211,6 @@ def test_a_rollback_clears_the_alarms_of_its_versions(tmp_path: Path) -> None:
 # the command
 
 
-@pytest.fixture(scope="module")
-def journals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The three real journals of docs/profiling.md."""
-    folder = tmp_path_factory.mktemp("journals")
-    for name in ("generation-bound", "learner-bound", "push-bound"):
-        with tarfile.open(ROOT / "docs" / "profiling" / f"{name}.tar.gz") as file:
-            file.extractall(folder, filter="data")
-    return folder
-
-
 def test_real_rings_bound_by_one_side_raise_its_starvation_alarm(
     journals: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,21 +258,6 @@ def test_bad_input_is_refused_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"watch": {"console": "perhaps"}}')
     with pytest.raises(ConfigError, match=r"watch\.console: Input should be a valid boolean"):
         read(Run(tmp_path))
-
-
-def test_alarms_of_an_older_run_have_the_thresholds_of_this_version(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"watch": {"window": 9, "off": ["no_signal"], "masked_share": 0.9}}')
-    values = {"staleness/masked_share": 0.5, "rollout/zero_advantage_share": 0.95}
-    assert set(raised_by(lambda version: normal(version) | values, 8, tmp_path)) == {"masked_tokens"}
-
-
-def test_an_older_schema_leaves_rules_unchecked(tmp_path: Path) -> None:
-    reader = AlarmReader(Run(tmp_path))
-    for version in range(1, 30):
-        reader.take(Row(UPDATE, version, 0.0, {}))
-    assert reader.findings() == []
-    assert len(reader.unseen()) == len(RULES)
-    assert {*SERIES, REPEATED}.isdisjoint(History().points)
 
 
 # planted failures in runs of the tiny task

@@ -4,20 +4,21 @@ from typing import Any
 
 import pytest
 
-from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
-from areal_bus.storage.journal import Journal
 from tools.breakdown import __main__ as breakdown
 from tools.breakdown.incarnations import read_incarnations
 
 Out = pytest.CaptureFixture[str]
 
 
-def write_incarnation(path: Path, *events: dict[str, Any]) -> None:
-    who = {"role": "learner", "rank": 0, "inc": 0}
+def write_lines(path: Path, who: dict[str, Any], *events: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps({**who, **event}, separators=(",", ":")) + "\n" for event in events)
-    path.write_text(text, encoding="utf-8")
+    lines = [json.dumps({**who, **event}, separators=(",", ":")) + "\n" for event in events]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def write_incarnation(path: Path, *events: dict[str, Any]) -> None:
+    write_lines(path, {"role": "learner", "rank": 0, "inc": 0}, *events)
 
 
 START = {"event": "start", "t": 50.0}
@@ -72,38 +73,16 @@ def test_incarnations_in_one_file_are_separated_and_an_error_is_shown(tmp_path: 
         path, START, {"event": "spans", "t": 54.0, "s_a": 4.0}, again, {"event": "failed", "t": 500.1, "error": "no"}
     )
     assert [one.measured_s for one in read_incarnations(path)] == [4.0, 0.0]
+    head = tmp_path / "other" / "head-0.0.jsonl"
+    write_incarnation(head, START, {"event": "failed", "t": 51.0, "error": "no", "name": "generator-0.0"})
+    assert [one.error for one in read_incarnations(head)] == [None], "it reports an error of another actor"
     assert breakdown.main([str(tmp_path), "--all"]) == 0
     assert "learner-0.0   0.0 s   failed: no\n  no labelled second yet" in capsys.readouterr().out
-
-
-def test_an_error_that_the_head_reports_about_another_actor_is_not_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "journal" / "head-0.0.jsonl"
-    write_incarnation(path, START, {"event": "failed", "t": 51.0, "error": "no", "name": "generator-0.0"})
-    assert [one.error for one in read_incarnations(path)] == [None]
-
-
-def test_a_journals_own_spans_account_for_its_wall_time(tmp_path: Path, capsys: Out) -> None:
-    for role in ("head", "generator", "learner"):
-        book = Journal(tmp_path / "journal", role=role, index=0, incarnation=0)
-        for step in range(100):
-            with book.span("work"):
-                book.write(Event.STEP, version=step)
-        book.close()
-    assert breakdown.main([str(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["whole"] is True
-    assert [actor["name"] for actor in told["actors"]] == ["generator-0.0", "head-0.0", "learner-0.0"]
 
 
 # a ring: by role, by step, stragglers, causes, pushes, FLOPs
 
 HEAD = {"role": "head", "rank": 0, "inc": 0}
-
-
-def write_lines(path: Path, who: dict[str, Any], *events: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({**who, **event}, separators=(",", ":")) + "\n" for event in events]
-    path.write_text("".join(lines), encoding="utf-8")
 
 
 def write_ring(folder: Path, *, n_generators: int) -> None:

@@ -101,41 +101,11 @@ def answers_by_hand(model: Path) -> list[str]:
     return answers
 
 
-def test_settings_of_a_run_of_an_older_version_lose_the_keys_that_are_gone(run: Path) -> None:
-    saved = json.loads((run / "config.json").read_text())
-    adapt = saved["topology"]["adapt"] | {"eta_min": 1, "slots_min": None}
-    older = saved | {"topology": saved["topology"] | {"adapt": adapt}, "virtual_time": {"seconds": None}}
-    (run / "config.json").write_text(json.dumps(older))
-    for arguments in ([run], [run, "--config", run / "config.json"]):
-        assert resolved(*arguments)["config"]["topology"] == saved["topology"]
-
-
-@pytest.mark.soak
-def test_a_runs_own_reward_is_found_where_the_run_was_started(run: Path, tmp_path: Path) -> None:
-    modules = tmp_path / "mine"
-    modules.mkdir()
-    reward_module(modules, "return 0.25")
-    (run / "origin.json").write_text(json.dumps({"folder": str(modules)}))
-    settings = SETTINGS | {"reward": {"function": "mine:score"}}
-    (run / "config.json").write_text(Config.model_validate(settings).model_dump_json())
-    done = tool(run, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["reward"] == 0.25
-    assert resolved(run, "--config", run / "config.json")["folder"] == str(modules)
+def test_a_runs_own_modules_are_found_where_the_run_was_started(run: Path, tmp_path: Path) -> None:
+    (run / "origin.json").write_text(json.dumps({"folder": str(tmp_path / "mine")}))
+    assert resolved(run, "--config", run / "config.json")["folder"] == str(tmp_path / "mine")
     assert resolved(run, "--modules", tmp_path)["folder"] == str(tmp_path)
     assert resolved(run, "--config", ROOT / "configs" / "tiny.toml")["folder"] == str(ROOT / "configs")
-
-
-@pytest.mark.slow
-def test_truncated_weights_end_with_code_2_and_an_error_line(run: Path, model: Path, tmp_path: Path) -> None:
-    cut = shutil.copytree(model, tmp_path / "cut")
-    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:500])
-    (run / "model").unlink()
-    (run / "model").symlink_to(cut)
-    done = tool(run)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: cannot read the weights in ")
-    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -197,13 +167,18 @@ def test_a_reward_that_raises_gives_no_number(run: Path, tmp_path: Path, monkeyp
     assert told["reward"] is None
 
 
-def test_bad_input_is_refused_with_an_error_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input_is_refused_with_an_error_line(
+    run: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = shutil.copytree(model, tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:500])
     rows = write_rows(tmp_path / "rows.jsonl", [{"question": "abc"}])
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "config.json").write_text("{}")
     for arguments, sentence in [
         ((run, "--data", tmp_path / "nowhere.jsonl"), "the data file must exist"),
+        ((cut, "--data", rows), "cannot read the weights in "),
         ((run, "--data", rows), "each row of data must have the field 'answer'"),
         ((empty, "--data", rows), "missing weights: no "),
         ((run, "--reward", "nosuch:score"), "reward.function 'nosuch:score' must import"),
@@ -214,6 +189,9 @@ def test_bad_input_is_refused_with_an_error_line(run: Path, tmp_path: Path, monk
 
 
 def test_a_run_without_a_model_is_refused_with_the_reason(run: Path, model: Path) -> None:
+    write_scratch_folder(run.parent / "shape", ScratchConfig())
+    with pytest.raises(ConfigError, match=r"describes an untrained model"):
+        scoring.find_model(str(run.parent / "shape"))
     (run / "model").unlink()
     with pytest.raises(ConfigError, match="neither model/ nor a checkpoint"):
         resolved(run)
@@ -222,12 +200,6 @@ def test_a_run_without_a_model_is_refused_with_the_reason(run: Path, model: Path
     for folder in (run / "checkpoints").iterdir():
         (folder / "model").symlink_to(model)
     assert resolved(run)["model"].endswith("step-000010/model")
-
-
-def test_a_new_scratch_model_has_nothing_to_score(tmp_path: Path) -> None:
-    write_scratch_folder(tmp_path / "shape", ScratchConfig())
-    with pytest.raises(ConfigError, match=r"describes an untrained model"):
-        scoring.find_model(str(tmp_path / "shape"))
 
 
 def test_options_override_the_runs_settings(run: Path) -> None:
@@ -243,10 +215,6 @@ def test_options_override_the_runs_settings(run: Path) -> None:
         resolved(run, "--set", "gconfig.temprature=1")
 
 
-def order(*words: str) -> dict[str, Any]:
-    return evaluate.make_order(evaluate.parser().parse_args(words))
-
-
 def test_a_config_names_the_problems_of_a_model(tmp_path: Path, model: Path) -> None:
     write_rows(tmp_path / "held-out.jsonl", ROWS)
     plain, own = tmp_path / "plain.toml", tmp_path / "own.toml"
@@ -254,10 +222,10 @@ def test_a_config_names_the_problems_of_a_model(tmp_path: Path, model: Path) -> 
     own.write_text(
         "[model]\npath = 'm'\n[data]\npath = 'train.jsonl'\n[evaluate]\npath = 'held-out.jsonl'\n", encoding="utf-8"
     )
-    assert order(str(model), "--config", str(own))["data"] == str(tmp_path / "held-out.jsonl")
-    assert order(str(model), "--config", str(own), "--data", "x.jsonl")["data"] == "x.jsonl"
+    assert resolved(model, "--config", own)["data"] == str(tmp_path / "held-out.jsonl")
+    assert resolved(model, "--config", own, "--data", "x.jsonl")["data"] == "x.jsonl"
     own.write_text("[model]\npath = 'm'\n[data]\npath = 'a'\n[evaluate]\npath = 'someone/data-set'\n", encoding="utf-8")
-    assert order(str(model), "--config", str(own))["data"] == "someone/data-set"
-    assert order(str(model), "--config", "configs/tiny.toml")["data"] == "", "the held-out problems of its task"
+    assert resolved(model, "--config", own)["data"] == "someone/data-set"
+    assert resolved(model, "--config", "configs/tiny.toml")["data"] == "", "the held-out problems of its task"
     with pytest.raises(ConfigError, match=r"--data FILE, or as evaluate\.path of --config"):
-        order(str(model), "--config", str(plain))
+        resolved(model, "--config", plain)

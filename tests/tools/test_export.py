@@ -127,6 +127,22 @@ def exported(folder: Path, tracker: str, *options: str, **environ: str) -> str:
     return done.stdout
 
 
+def exported_twice(ring: Ring, tracker: str, **environ: str) -> None:
+    """Two versions and an evaluation, by two starts of the export."""
+    ring.update(1.0)
+    exported(ring.folder, tracker, **environ)
+    ring.update(2.0)
+    ring.evaluate("after", 0.5)
+    exported(ring.folder, tracker, **environ)
+
+
+def printed(code: str, *arguments: str, **environ: str) -> Any:
+    """The JSON in the last line that a program prints, which has the tracker's own package."""
+    line = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(line, env=os.environ | environ, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 # series
 
 
@@ -182,13 +198,16 @@ def test_a_later_term_undoes_later_versions_and_they_come_again(ring: Ring) -> N
     assert surviving(ring.folder)["rollout/reward"] == {1: 1.0, 2: 20.0}
 
 
-def test_lines_of_another_schema_are_passed_over(ring: Ring) -> None:
+def test_broken_lines_and_those_of_another_schema_are_passed_over(ring: Ring, capsys: Out) -> None:
+    with (ring.folder / "journal" / "head-0.0.jsonl").open("a") as file:
+        file.write('{"event":"update","torn\n')
     ring.line("head", "update", version="two")
     ring.line("head", "evaluation", accuracy=1.0)
     ring.line("generator", "spans", s_idle="long")
     ring.line("head", "refund", reason="too_old")
     ring.update(1.0)
     assert [row.step for row in rows_of(ring.folder) if isinstance(row, Row)] == [1]
+    assert "skipped broken line" in capsys.readouterr().err
 
 
 def test_the_page_lists_every_series_and_the_journal_every_figure() -> None:
@@ -231,14 +250,6 @@ def test_a_line_waits_until_no_other_process_can_write_an_earlier_one(ring: Ring
     assert [line["seq"] for line in early + late] == list(range(1, ring.n + 1))
 
 
-def test_a_broken_line_is_named_and_passed_over(ring: Ring, capsys: Out) -> None:
-    with (ring.folder / "journal" / "head-0.0.jsonl").open("a") as file:
-        file.write('{"event":"update","torn\n')
-    ring.update(1.0)
-    assert [row.step for row in rows_of(ring.folder) if isinstance(row, Row)] == [1]
-    assert "skipped broken line" in capsys.readouterr().err
-
-
 # trackers
 
 
@@ -279,8 +290,8 @@ def test_tensorboard_reads_each_step_once_after_a_rollback_and_a_second_start(ri
         "print(json.dumps({t: [(x.step, x.value) for x in e.Scalars(t)] for t in e.Tags()['scalars']}))"
     )
     folder = ring.folder / "trackers" / "tensorboard"
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
-    read = {name: [(v, x) for v, x in points if not math.isnan(x)] for name, points in json.loads(done.stdout).items()}
+    scalars = printed(code, str(folder))
+    read = {name: [(v, x) for v, x in points if not math.isnan(x)] for name, points in scalars.items()}
     expected = surviving(ring.folder)
     assert expected["rollout/reward"] == {1: 1.0, 2: 20.0, 3: 30.0}
     assert {name: points for name, points in read.items() if points} == {
@@ -338,19 +349,12 @@ def wandb_history(file: Path) -> Iterator[dict[str, Any]]:
 @pytest.mark.slow
 def test_trackio_gets_each_step_once_over_two_starts(ring: Ring, tmp_path: Path) -> None:
     home = {"TRACKIO_DIR": str(tmp_path / "trackio")}
-    ring.update(1.0)
-    exported(ring.folder, "trackio", **home)
-    ring.update(2.0)
-    ring.evaluate("after", 0.5)
-    exported(ring.folder, "trackio", **home)
+    exported_twice(ring, "trackio", **home)
     code = (
         "import json; from trackio.sqlite_storage import SQLiteStorage as S\n"
         "runs = S.get_runs('areal-bus'); print(json.dumps([S.get_logs('areal-bus', run) for run in runs]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | home, capture_output=True, text=True, check=True
-    )
-    (logs,) = json.loads(done.stdout.splitlines()[-1])
+    (logs,) = printed(code, **home)
     assert [(x["step"], x["rollout/reward"]) for x in logs if "rollout/reward" in x] == [(1, 1.0), (2, 2.0)]
     assert [x["step"] for x in logs if "eval/accuracy" in x] == [2]
     assert sum("samples" in x for x in logs) == 2
@@ -359,11 +363,7 @@ def test_trackio_gets_each_step_once_over_two_starts(ring: Ring, tmp_path: Path)
 @needs("mlflow")
 @pytest.mark.slow
 def test_mlflow_gets_each_step_once_over_two_starts_without_a_server(ring: Ring) -> None:
-    ring.update(1.0)
-    exported(ring.folder, "mlflow")
-    ring.update(2.0)
-    ring.evaluate("after", 0.5)
-    exported(ring.folder, "mlflow")
+    exported_twice(ring, "mlflow")
     code = (
         "import json, sys; from mlflow.tracking import MlflowClient; c = MlflowClient(sys.argv[1])\n"
         "(run,) = c.search_runs([c.get_experiment_by_name('areal-bus').experiment_id])\n"
@@ -373,11 +373,7 @@ def test_mlflow_gets_each_step_once_over_two_starts_without_a_server(ring: Ring)
         "print(json.dumps([history, run.data.params, run.info.status, files]))"
     )
     place = (ring.folder / "trackers" / "mlflow").resolve().as_uri()
-    environment = os.environ | {"MLFLOW_ALLOW_FILE_STORE": "true"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, place], env=environment, capture_output=True, text=True, check=True
-    )
-    history, params, status, files = json.loads(done.stdout.splitlines()[-1])
+    history, params, status, files = printed(code, place, MLFLOW_ALLOW_FILE_STORE="true")
     assert history["rollout/reward"] == [[1, 1.0], [2, 2.0]]
     assert history["eval/accuracy"] == [[2, 0.5]]
     assert (params, status) == ({"actor.lr": "0.5"}, "FINISHED")
@@ -387,11 +383,7 @@ def test_mlflow_gets_each_step_once_over_two_starts_without_a_server(ring: Ring)
 @needs("swanlab")
 @pytest.mark.slow
 def test_swanlab_gets_each_step_once_over_two_starts_offline(ring: Ring, tmp_path: Path) -> None:
-    offline = {"SWANLAB_MODE": "offline", "HOME": str(tmp_path)}
-    ring.update(1.0)
-    exported(ring.folder, "swanlab", **offline)
-    ring.update(2.0)
-    exported(ring.folder, "swanlab", **offline)
+    exported_twice(ring, "swanlab", SWANLAB_MODE="offline", HOME=str(tmp_path))
     files = sorted((ring.folder / "trackers" / "swanlab").rglob("run-*.swanlab"), key=lambda file: str(file.parent))
     assert len(files) == 2
     assert len({file.name for file in files}) == 1  # the same run

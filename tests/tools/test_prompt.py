@@ -92,14 +92,6 @@ def test_lines_without_one_of_their_keys_are_shown_as_incomplete(run: Path, caps
         assert prompt.main([str(run), "7", "--json"]) == 0
 
 
-def test_a_line_with_a_missing_key_is_refused_with_that_key() -> None:
-    line = {"event": "admit", "role": "head", "uid": 3, "row": 1}
-    assert prompt.sentence(line, 3) == "incomplete line 'admit': it has no 'live'"
-    assert prompt.sentence({"event": "trajectory", "uid": 3, "versions": [1, 2, 3], "clock": 4}, 3).startswith(
-        "incomplete line 'trajectory': invalid flat spans"
-    )
-
-
 @pytest.mark.parametrize("words", [["12", "RUN"], ["RUN"], ["1.5"]])
 def test_words_in_the_wrong_order_are_refused_with_the_right_one(capsys: Out, words: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

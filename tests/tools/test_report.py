@@ -7,8 +7,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import tarfile
 from array import array
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +19,7 @@ from areal_bus.config.loader import fields
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_lab.sweep.results import Result
+from tests.support.browser import browse, needs_chromium
 from tests.tools.test_export import Ring
 from tools.breakdown.incarnations import read_all
 from tools.report import __main__ as report
@@ -41,7 +40,6 @@ from tools.report.verdict.remarks import Grade
 from tools.run import Run
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECTIONS = (
     "health",
     "alarms",
@@ -58,16 +56,6 @@ SECTIONS = (
 )
 HOSTILE = '</pre><script>document.title="taken"</script><img src=x onerror=alert(1)> \x1b[31m \ud800 \u202e'
 Out = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def journals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The three real runs of docs/profiling."""
-    folder = tmp_path_factory.mktemp("journals")
-    for packed in (ROOT / "docs" / "profiling").glob("*.tar.gz"):
-        with tarfile.open(packed) as archive:
-            archive.extractall(folder, filter="data")
-    return folder
 
 
 def copied(journals: Path, folder: Path, name: str = "push-bound") -> Path:
@@ -126,15 +114,6 @@ def test_bins_of_a_curve_keep_mean_range_and_end(values: list[float], most: int)
     assert (bins[-1].x, min(one.low for one in bins)) == (len(values) - 1, min(values))
     assert max(one.high for one in bins) == max(values)
     assert all(one.low <= one.mean + 1e-6 and one.mean <= one.high + 1e-6 for one in bins)
-
-
-def test_a_curve_drops_undone_versions_and_counts_values_that_are_not_finite() -> None:
-    curve = Curve()
-    for version, value in enumerate([1.0, math.nan, 3.0, 4.0]):
-        curve.add(version, value)
-    curve.cut(2)
-    assert (list(curve.versions), list(curve.values), curve.n_not_finite) == ([0, 2], [1.0, 3.0], 1)
-    assert (curve.at(2), curve.at(1)) == (3.0, None)
 
 
 @pytest.mark.parametrize("name", ["generation-bound", "learner-bound", "push-bound"])
@@ -313,7 +292,7 @@ def test_changed_settings_are_listed_with_their_defaults() -> None:
     assert {row.key for row in unset} <= set(fields())
 
 
-def test_a_run_whose_held_out_score_fell_is_not_advised_to_train_longer() -> None:
+def test_a_run_whose_held_out_score_fell_or_that_stopped_early_is_not_advised_to_train_longer(tmp_path: Path) -> None:
     scores = [0.4, 0.5, 0.49, 0.48]
     remark = whether_it_learns(facts_with(rollout_reward=[0.5] * 10, eval_avg_at_k=scores))
     assert "The best evaluation is 0.5, at version " in remark.evidence
@@ -321,18 +300,15 @@ def test_a_run_whose_held_out_score_fell_is_not_advised_to_train_longer() -> Non
     assert any("before you train longer" in line for line in remark.advice)
     still = whether_it_learns(facts_with(rollout_reward=[0.5] * 10, eval_avg_at_k=[0.5, 0.5]))
     assert any("Train longer" in line for line in still.advice)
-
-
-def test_a_run_that_stopped_early_is_not_advised_to_train_longer(tmp_path: Path) -> None:
-    """Its best evaluation is the first: there is none before the end."""
     ring = Ring(tmp_path / "run")
-    for _ in range(8):
-        ring.update(0.5)
+    ring.update(0.5)
     reason = "stopped at version 8, because avg_at_k did not improve in 2 evaluations"
     ring.line("head", "end", code=0, reason=reason, wall_s=1.0)
-    facts = read_facts(Run(ring.folder))
-    facts.curves = facts_with(rollout_reward=[0.5] * 8, eval_avg_at_k=[0.5, 0.5, 0.49]).curves
-    advice = whether_it_learns(facts).advice
+    stopped = read_facts(Run(ring.folder))
+    stopped.curves = facts_with(
+        rollout_reward=[0.5] * 8, eval_avg_at_k=[0.5, 0.5, 0.49]
+    ).curves  # the first is the best
+    advice = whether_it_learns(stopped).advice
     assert not any("Train longer" in line for line in advice)
     assert any(reason in line for line in advice)
 
@@ -354,13 +330,18 @@ def test_a_tick_fits_left_of_its_axis(value: float) -> None:
     assert CHARACTER * len(number(value)) <= LEFT - 4
 
 
-def test_a_torn_journal_and_one_that_begins_give_a_page(journals: Path, tmp_path: Path) -> None:
+def test_a_torn_journal_one_that_lacks_fields_and_one_that_begins_give_a_page(journals: Path, tmp_path: Path) -> None:
     folder = copied(journals, tmp_path)
     whole = judge(read_facts(Run(folder)))
     for path in (folder / "journal").glob("*.jsonl"):
         with path.open("ab") as file:
             file.write(b'{"t":1,"wall":2e9,"role":"head","event":"upd')
     assert judge(read_facts(Run(folder))).limit == whole.limit
+    head = folder / "journal" / "head-0.0.jsonl"
+    head.write_text(head.read_text().replace('"catch_up":false', '"was":false').replace('"n_masked"', '"was"'))
+    page = page_of(folder)
+    assert "the breakdown needs the field &#39;catch_up&#39;" in page
+    assert "No trajectory was trained" in page
     for path in (folder / "journal").glob("*.jsonl"):
         first = path.read_bytes().split(b"\n")[0]
         path.write_bytes(first + b"\n")
@@ -372,15 +353,6 @@ def test_a_torn_journal_and_one_that_begins_give_a_page(journals: Path, tmp_path
         "No push was published",
     ):
         assert text in page
-
-
-def test_a_journal_that_lacks_fields_gives_a_page_without_its_breakdown(journals: Path, tmp_path: Path) -> None:
-    folder = copied(journals, tmp_path)
-    head = folder / "journal" / "head-0.0.jsonl"
-    head.write_text(head.read_text().replace('"catch_up":false', '"was":false').replace('"n_masked"', '"was"'))
-    page = page_of(folder)
-    assert "the breakdown needs the field &#39;catch_up&#39;" in page
-    assert "No trajectory was trained" in page
 
 
 @pytest.mark.parametrize(
@@ -506,31 +478,21 @@ addEventListener("load", () => {
 </script>"""
 
 
-def browse(tmp_path: Path, page: Path, *options: str, light: bool = True) -> subprocess.CompletedProcess[str]:
-    line = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-            "--hide-scrollbars", f"--blink-settings=preferredColorScheme={int(light)}",
-            f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", *options,
-            page.as_uri()]  # fmt: skip
-    done = subprocess.run(line, capture_output=True, text=True, timeout=180, check=True)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    return done
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the path")
+@needs_chromium
 def test_the_file_in_a_browser_light_dark_narrow_and_printed(journals: Path, tmp_path: Path) -> None:
     folder = copied(journals, tmp_path)
     assert report.main([str(folder)]) == 0
     page = folder / "report.html"
     printed = tmp_path / "report.pdf"
-    browse(tmp_path, page, f"--print-to-pdf={printed}")
+    browse(page.as_uri(), tmp_path, f"--print-to-pdf={printed}")
     assert printed.read_bytes().count(b"/Type /Page\n") >= 4
     probed = tmp_path / "probed.html"  # a script of the test cannot run under the page's own policy
     text = page.read_text()
     probed.write_text(re.sub(r"<meta http-equiv[^>]*>", "", text).replace("</body>", f"{PROBE}</body>"))
     colours = []
     for light in (True, False):
-        shown = browse(tmp_path, probed, "--dump-dom", "--window-size=1000,900", light=light).stdout
+        shown = browse(probed.as_uri(), tmp_path, "--dump-dom", "--window-size=1000,900", light=light)
         title = re.search("<title>(.*?)</title>", shown, re.S)
         assert title is not None
         width, colour, told = title[1].split("|")

@@ -73,34 +73,12 @@ def shown(out: Out) -> list[str]:
     return [line.removeprefix("  > ") for line in out.readouterr().out.splitlines() if line.startswith("  > ")]
 
 
-def test_samples_shows_the_latest_step_one_of_each_group_first(kept: Path, capsys: Out) -> None:
-    assert samples.main([str(kept)]) == 0
-    assert shown(capsys) == ["answer 1/2/0", "answer 1/3/0", "answer 1/2/1", "answer 1/3/1"]
-
-
-def test_samples_shows_a_step_worst_first(kept: Path, capsys: Out) -> None:
-    assert samples.main([str(kept), "--step", "0", "--worst", "--n", "3"]) == 0
-    assert shown(capsys) == ["answer 0/1/1", "answer 0/1/0", "answer 0/0/1"]
-
-
 def test_a_sample_without_a_verdict_is_the_worst_and_shows_no_number(tmp_path: Path, capsys: Out) -> None:
     folder = forge(tmp_path / "one", [sample(), sample(uid=1, status="timeout", reward=None, completion="slow")])
     assert samples.main([str(folder), "--worst", "--n", "1"]) == 0
     out = capsys.readouterr().out
     assert "> slow" in out
     assert "reward none (timeout)" in out
-
-
-def test_samples_shows_a_prompt_and_an_evaluation(kept: Path, capsys: Out) -> None:
-    samples.main([str(kept), "--uid", "1"])
-    assert shown(capsys) == ["answer 0/1/0", "answer 0/1/1"]
-    samples.main([str(kept), "--evaluation", "after"])
-    assert shown(capsys) == ["final words"]
-
-
-def test_rewards_by_name_are_printed_with_their_sum(tmp_path: Path, capsys: Out) -> None:
-    samples.main([str(forge(tmp_path / "one", [sample(parts={"answer": 1.0, "form": 0.25})]))])
-    assert "reward 1.000 (right) (answer 1, form 0.25)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_sample_is_printed_with_all_its_fields(kept: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +145,10 @@ def test_the_versions_of_turns_are_those_of_the_sample_in_order(sizes: list[int]
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [
+        ([], ["answer 1/2/0", "answer 1/3/0", "answer 1/2/1", "answer 1/3/1"]),  # the latest step, groups in turn
+        (["--step", "0", "--worst", "--n", "3"], ["answer 0/1/1", "answer 0/1/0", "answer 0/0/1"]),
+        (["--uid", "1"], ["answer 0/1/0", "answer 0/1/1"]),
+        (["--evaluation", "after"], ["final words"]),
         (["--text", "ANSWER 1/3"], ["answer 1/3/0", "answer 1/3/1"]),
         (["--reward", "0.8:"], ["answer 0/0/0", "answer 0/0/1"]),
         (["--reward", ":0.125"], ["answer 1/3/1"]),
@@ -175,18 +157,29 @@ def test_the_versions_of_turns_are_those_of_the_sample_in_order(sizes: list[int]
         (["--evaluation", "before", "--verdict", "wrong"], ["eh"]),
     ],
 )
-def test_filters_select_samples_of_the_whole_run(kept: Path, capsys: Out, flags: list[str], wanted: list[str]) -> None:
+def test_flags_select_samples_of_the_whole_run(kept: Path, capsys: Out, flags: list[str], wanted: list[str]) -> None:
     assert samples.main([str(kept), *flags]) == 0
     assert shown(capsys) == wanted
 
 
-def test_a_broken_range_and_a_filter_without_a_match_are_refused(kept: Path, capsys: Out) -> None:
+def test_a_selection_without_samples_is_refused_with_the_existing_ones(kept: Path, tmp_path: Path, capsys: Out) -> None:
     for text in ("3:1", "x", ":", "nan"):
         with contextlib.suppress(SystemExit):
             samples.main([str(kept), "--reward", text])
         assert ("invalid range" in capsys.readouterr().err) == (text != ":")
-    with pytest.raises(ConfigError, match=r"no logged sample matches --text zebra, --reward 0\.5:inf; there are"):
-        samples.main([str(kept), "--text", "zebra", "--reward", "0.5:"])
+    for flags, why in (
+        (
+            ["--text", "zebra", "--reward", "0.5:"],
+            r"no logged sample matches --text zebra, --reward 0\.5:inf; there are",
+        ),
+        (["--step", "7"], r"no logged sample matches --step 7; .* steps 0 to 1, .*\['before', 'after'\]"),
+        (["--step", "1", "--evaluation", "after"], "give either --step"),
+        (["--n", "0"], "--n must be at least 1: 0"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            samples.main([str(kept), *flags])
+    with pytest.raises(ConfigError, match=r"journal\.samples = false"):
+        samples.main([str(forge(tmp_path / "one"))])
 
 
 def test_samples_of_an_older_run_lack_fields_and_are_shown(tmp_path: Path, capsys: Out) -> None:
@@ -212,35 +205,6 @@ def test_a_page_shows_one_episode_whole_and_no_text_as_markup(tmp_path: Path) ->
     assert 'value="\\ud800"' in page  # in the form, too
     with pytest.raises(ConfigError, match="must be writable"):
         samples.main([str(folder), "--html", "/proc/none/page.html"])
-
-
-def test_a_selection_without_samples_is_refused_with_the_existing_ones(kept: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no logged sample matches --step 7; .* steps 0 to 1, .*\['before', 'after'\]"
-    ):
-        samples.main([str(kept), "--step", "7"])
-    with pytest.raises(ConfigError, match="give either --step"):
-        samples.main([str(kept), "--step", "1", "--evaluation", "after"])
-    with pytest.raises(ConfigError, match="--n must be at least 1: 0"):
-        samples.main([str(kept), "--n", "0"])
-
-
-def test_a_run_without_logged_samples_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"journal\.samples = false"):
-        samples.main([str(forge(tmp_path / "one"))])
-
-
-def test_before_the_first_step_samples_shows_the_evaluation(tmp_path: Path, capsys: Out) -> None:
-    folder = forge(tmp_path / "one", [sample(evaluation="before", completion="first words")])
-    assert samples.main([str(folder)]) == 0
-    assert shown(capsys) == ["first words"]
-
-
-def test_samples_as_json_are_the_logged_lines(kept: Path, capsys: Out) -> None:
-    samples.main([str(kept), "--step", "0", "--json"])
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(line["uid"], line["sample"]) for line in lines] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert lines[0] == sample(completion="answer 0/0/0", versions=[[0, 5]], n_tokens=5)
 
 
 def crashed(folder: Path, *, until: str = "end") -> Path:

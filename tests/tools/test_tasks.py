@@ -12,7 +12,7 @@ from actors.data.loading import load_problems, load_rows, load_sets
 from actors.data.tasks import data_set
 from actors.rewards.loading import load_reward
 from areal_bus.config.loader import load, resolve
-from areal_bus.config.names.named_tasks import GYM_REFUSED, NAMED_TASKS, evaluation_split, fill
+from areal_bus.config.names.named_tasks import GYM_REFUSED, NAMED_TASKS, fill
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import evaluate, tasks
@@ -146,12 +146,6 @@ def test_a_set_of_an_evaluation_may_be_another_named_task(tmp_path: Path) -> Non
     ):
         with pytest.raises(ConfigError, match=sentence):
             load(config, [f"evaluate.sets=[{change}]"], {})
-
-
-def test_an_evaluation_reads_the_split_that_the_set_has() -> None:
-    named = [evaluation_split(NAMED_TASKS[name].hub) for name in ("gsm8k", "aime24", "codeforces")]
-    assert named == ["test", "train", "test"]
-    assert [evaluation_split(path) for path in ("math-ai/aime24", "mine.jsonl", "")] == ["test"] * 3
 
 
 def test_the_split_is_that_of_the_evaluated_set_and_not_of_the_training_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 import gzip
 import json
 import random
-import tarfile
+import shutil
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from tools.timeline.clocks import read_clocks
 
 Trace = list[dict[str, Any]]
 Out = pytest.CaptureFixture[str]
-ROOT = Path(__file__).parents[2]
 N_STEPS, N_GROUPS, N_SAMPLES = 4, 3, 2
 
 
@@ -218,18 +217,6 @@ def test_spans_nest_and_their_sums_are_those_of_the_breakdown(tmp_path: Path, mo
     assert [one["dur"] for one in long] == pytest.approx([400_000] * N_STEPS, abs=2)
 
 
-def test_a_journal_without_times_of_spans_has_the_same_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Ring(tmp_path, monkeypatch).run()
-    for path in Run(tmp_path).journals():
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        old = [{k: v for k, v in line.items() if not k.startswith(("at_", "w_", "rss_", "host"))} for line in lines]
-        path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in old) + '{"event":"spa')
-    trace = trace_of(tmp_path)
-    check_nesting(trace)
-    for actor in read_all(Run(tmp_path)):
-        assert label_sums(trace)[actor.name.partition(".")[0]] == pytest.approx(actor.spans, abs=2e-5)
-
-
 @pytest.mark.parametrize("shift", [-5000.0, 0.25, 7e6])
 def test_clocks_of_hosts_are_aligned_within_the_stated_error(
     shift: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -303,13 +290,9 @@ def test_a_run_without_a_head_or_of_another_schema_is_refused(tmp_path: Path, mo
     ],
 )
 def test_a_kept_journal_shows_the_stage_that_docs_profiling_names(
-    name: str, figure: str, least: float, tmp_path: Path
+    name: str, figure: str, least: float, journals: Path, tmp_path: Path
 ) -> None:
-    archive = ROOT / "docs" / "profiling" / f"{name}.tar.gz"
-    assert archive.stat().st_size < 100_000
-    with tarfile.open(archive) as kept:
-        kept.extractall(tmp_path, filter="data")
-    folder = tmp_path / name
+    folder = Path(shutil.copytree(journals / name, tmp_path / name))
     medians = {key: numbers["median"] for key, numbers in summary(read_steps(Run(folder))).items()}
     assert medians[figure] > least * medians["step_s"]
     trace = trace_of(folder)

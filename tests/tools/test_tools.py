@@ -1,17 +1,14 @@
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from areal_bus.core.events import Event
 from areal_bus.errors import ConfigError
 from areal_bus.storage.journal import Journal
-from benchmarks import __main__ as bench
 from benchmarks.jobs import demo
 from tools import run, surviving_history, terminal
 
@@ -57,11 +54,10 @@ def test_a_folder_without_a_journal_is_no_run(tmp_path: Path) -> None:
         run.find(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("tool", ["samples", "breakdown"])
-def test_a_tool_without_a_run_ends_with_an_error_line_and_code_2(tool: str, tmp_path: Path) -> None:
+def test_a_tool_without_a_run_ends_with_an_error_line_and_code_2(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     told = subprocess.run(
-        [sys.executable, "-m", f"tools.{tool}"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tools.samples"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
     )
     assert told.returncode == 2
     assert told.stdout == ""
@@ -143,40 +139,6 @@ def test_the_demo_bench_reads_its_figures_from_the_journal(tmp_path: Path) -> No
     assert figures["seconds"] == 12.3
     assert figures["max_trained_token_lag"] == 1  # step 2 masked the token of version 0
     assert figures["masked_share"] == pytest.approx(1 / 21, abs=1e-4)
-
-
-def test_an_unknown_bench_is_refused_with_the_list(capsys: Out) -> None:
-    with pytest.raises(ConfigError, match="no bench is called 'nosuch'; there are: agreement, async, bound, "):
-        bench.main(["nosuch"])
-    with pytest.raises(ConfigError, match="no bench is named"):
-        bench.main([])
-    assert bench.main(["--list"]) == 0
-    assert re.search(r"^ +demo +the demo job through mpirun", capsys.readouterr().out, re.M)
-
-
-def test_a_bench_ends_with_one_json_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Out) -> None:
-    folder = forge(tmp_path / "one")
-
-    class Recorded:
-        about = "figures of a run that is there already"
-
-        def measure(self, *, quiet: bool) -> dict[str, Any]:
-            return demo.figures(run.find(str(folder)), seconds=1.0)
-
-    monkeypatch.setitem(bench.BENCHES, "recorded", Recorded())
-    bench.main(["recorded"])
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["accuracy_after"] == 0.875
-    bench.main(["recorded", "--json"])
-    assert json.loads(capsys.readouterr().out)["versions"] == 3
-
-
-def test_a_bench_of_a_job_that_fails_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(name: str) -> list[str]:
-        return [sys.executable, "-c", "raise SystemExit(3)"]
-
-    monkeypatch.setattr(demo, "command", failing)
-    with pytest.raises(ConfigError, match="it ended with 3"):
-        demo.Demo().measure(quiet=True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from areal_bus.errors import ConfigError
 from areal_bus.transport.web_server import HOST
 from areal_lab.staleness.simulator import ring as simulator
 from areal_lab.staleness.simulator.scenario import draw
+from tests.support.browser import browse, needs_chromium
 from tests.tools.test_export import Ring
 from tools.alarms.rules import WINDOW
 from tools.run import Run
@@ -36,7 +36,6 @@ from tools.watch.screen import sparkline
 from tools.watch.server import PageServer
 
 ROOT = Path(__file__).parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LIVE = (Stage.WAITING, Stage.GENERATORS, Stage.REWARDS, Stage.READY)
 Out = pytest.CaptureFixture[str]
 
@@ -113,15 +112,6 @@ def test_a_frame_follows_a_growing_journal_and_a_rollback(ring: Ring) -> None:
     assert (frame.term, frame.version, frame.published) == (1, 2, 2)
     assert frame.curves["rollout/reward"] == [(1, 0.5), (2, 0.25)]
     assert json.loads(json.dumps(frame.flow)) == frame.flow
-
-
-def test_changes_of_eta_and_slots_that_an_older_head_made_are_passed_over(ring: Ring, capsys: Out) -> None:
-    head = ring.folder / "journal" / "head-0.0.jsonl"
-    with head.open("a") as file:
-        for fields in ('"eta":3,"before":4', '"slots":12,"before":16', '"wanted_learners":2'):
-            file.write(f'{{"t":1,"wall":2000,"role":"head","event":"adapt","version":2,{fields}}}\n')
-    assert watch.main([str(ring.folder), "--once"]) == 0
-    assert "term 0, " in capsys.readouterr().out
 
 
 def test_lines_of_an_older_schema_leave_gaps_not_errors(ring: Ring) -> None:
@@ -282,7 +272,7 @@ def test_the_page_of_episodes_filters_and_shows_a_prompt_in_flight(ring: Ring) -
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the path")
+@needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_in_a_browser_shows_the_run_and_runs_no_text_of_a_model(
     ring: Ring, tmp_path: Path, scheme: str
@@ -291,12 +281,7 @@ def test_the_page_in_a_browser_shows_the_run_and_runs_no_text_of_a_model(
     samples.write_text(samples.read_text().replace('"4"', '"<img src=x onerror=document.title=1><b>bold</b>"'))
     raise_alarm(ring)
     with served(ring.folder) as server:
-        line = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000",
-                f"--blink-settings=preferredColorScheme={int(scheme == 'light')}", "--enable-logging=stderr",
-                f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", server.url]  # fmt: skip
-        done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True)
-    page = done.stdout
-    assert "CONSOLE" not in done.stderr
+        page = browse(server.url, tmp_path, "--dump-dom", light=scheme == "light")
     assert page.count("<polyline") >= 3
     assert "<title>2 ring</title>" in page
     for text in (

@@ -12,16 +12,9 @@ from typing import Any
 
 import pytest
 
-from actors.head.stall_monitor import StallMonitor
-from areal_bus.config.sections import WatchdogConfig
-from areal_bus.core.effects import Record
 from areal_bus.core.events import Event
-from areal_bus.core.parts.staleness import StalenessPolicy
-from areal_bus.messages import Role
 from areal_bus.storage.journal import Journal
 from areal_bus.storage.machine import machine
-from areal_lab.staleness.simulator.ring import Ring
-from areal_lab.staleness.simulator.scenario import Fault, Scenario
 from tools import why
 from tools.run import Run
 
@@ -189,6 +182,10 @@ def test_refusals_are_counted_and_the_last_one_shown_without_control_characters(
     shown = "\n".join(why.report_lines(report))
     assert "2 messages refused, the last: Join of \\x1b[31mstranger: who" in shown
     assert "\x1b" not in shown
+    forge.write("head-0.0", NOW, "end", wall_s=1000.0, code=0, reason="done")
+    report = forge.look()
+    assert (report.state, report.n_refused) == ("ended", 2)
+    assert "refused" not in "\n".join(why.report_lines(report)), "after a clean end they were late"
 
 
 def test_torn_lines_and_an_incomplete_register_are_skipped(forge: Forge, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +200,7 @@ def test_torn_lines_and_an_incomplete_register_are_skipped(forge: Forge, capsys:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ['"soon"', "null", "[]", "NaN", "true", "1e999", "{}"])
+@pytest.mark.parametrize("damage", ['"soon"', "[]", "NaN", "1e999"])
 def test_damaged_lines_are_skipped_with_a_warning(
     forge: Forge, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:
@@ -314,14 +311,6 @@ def test_a_stopped_worker_of_an_actor_is_in_the_headline_at_once(tmp_path: Path)
         process.communicate()
 
 
-def test_late_messages_are_not_shown_after_a_clean_end(forge: Forge) -> None:
-    forge.write("head-0.0", NOW, "refused", what="Scored", sender="reward-0.0", why="late")
-    forge.write("head-0.0", NOW, "end", wall_s=1000.0, code=0, reason="done")
-    report = forge.look()
-    assert (report.state, report.n_refused) == ("ended", 1)
-    assert "refused" not in "\n".join(why.report_lines(report))
-
-
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_run_without_processes_is_dead_at_once_or_interrupted_by_a_signal(tmp_path: Path, asked: bool) -> None:
     forge, process = local(tmp_path)
@@ -334,67 +323,6 @@ def test_a_run_without_processes_is_dead_at_once_or_interrupted_by_a_signal(tmp_
     assert (report.state, report.is_well) == ("interrupted" if asked else "dead", False)
     expected = "it was interrupted by a signal (Ctrl-C or SIGTERM)" if asked else "it was killed, or its host is gone"
     assert expected in report.sentence
-
-
-# a head's own journal
-
-
-def simulated(folder: Path, *, until_s: float = 1e9) -> tuple[Path, Ring]:
-    """The journal of a simulated ring whose only generator is stopped, with its watchdog's lines, up to a moment."""
-    scenario = Scenario(
-        seed=3,
-        policy=StalenessPolicy.MASK,
-        batch_size=2,
-        eta=1,
-        n_samples=2,
-        total_steps=3,
-        n_generators=1,
-        faults=(Fault("stop", Role.GENERATOR, 0, 20.0, 400.0),),
-        calm_s=430.0,
-    )
-    ring = Ring(scenario)
-    ring.records = []
-    dog = StallMonitor(WatchdogConfig(stall_s=60.0), heartbeat_s=scenario.heartbeat_s)
-    tick = ring.head.tick
-
-    def look(now: float) -> Any:
-        effects = tick(now)
-        return [*effects, *dog.look(ring.head, now)]
-
-    ring.head.tick = look  # type: ignore[method-assign]
-    assert not ring.run().violations
-    write(folder, [(now, record) for now, record in ring.records if now <= until_s], ring if until_s == 1e9 else None)
-    return folder, ring
-
-
-def write(folder: Path, records: list[tuple[float, Record]], ended: Ring | None) -> None:
-    forge = Forge(folder)
-    forge.start("head-0.0", wall=0.0)
-    for now, record in records:
-        forge.write("head-0.0", now, str(record.event), **record.fields)
-    if ended is not None and ended.end is not None:
-        forge.write("head-0.0", records[-1][0], "end", wall_s=1.0, code=ended.end.code, reason=ended.end.sentence)
-
-
-def test_the_journal_of_a_ring_with_a_hanging_generator_names_it(tmp_path: Path) -> None:
-    folder, _ = simulated(tmp_path, until_s=300.0)
-    records = [json.loads(line) for line in (folder / "journal" / "head-0.0.jsonl").read_text().splitlines()]
-    report = why.make_report(Run(folder), records[-1]["wall"] + 1.0)
-    assert report.state == "stalled"
-    assert "prompts wait for a generator (generator-0 is dead)" in report.sentence
-    assert "generator-0 dead, silent for" in report.sentence
-    assert any(wait.who == "prompts" and wait.on == "generator-0.0" for wait in report.waits)
-    killed = why.make_report(Run(folder), records[-1]["wall"] + 1000.0)
-    assert killed.state == "dead"
-    assert "generator-0 is dead" in killed.verdict
-
-
-def test_a_ring_whose_generator_was_restarted_ends_without_an_error(tmp_path: Path) -> None:
-    folder, ring = simulated(tmp_path)
-    assert ring.head.state.gate.u == 3
-    report = why.make_report(Run(folder), 1e6)
-    assert (report.state, report.sentence) == ("ended", "it ended: done")
-    assert report.stalls
 
 
 # the command

@@ -72,19 +72,14 @@ def test_a_row_that_became_too_old_may_be_drawn_again(tmp_path: Path) -> None:
 # journals that do not show everything
 
 
-def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
-    folder = true_run().save(tmp_path / "run")
-    with (folder / "journal" / "reward-0.0.jsonl").open("a") as file:
-        file.write('{"t":1.0,"wall":1.0,"seq":9')
-    found = audit(Run(folder))
-    assert not found.findings.n
-    assert found.torn == ["reward-0.0.jsonl"]
-
-
-def test_a_broken_line_before_others_is_caught(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_passed_over_and_one_before_others_caught(tmp_path: Path) -> None:
     folder = true_run().save(tmp_path / "run")
     path = folder / "journal" / "reward-0.0.jsonl"
     lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, '{"t":1.0,"wall":1.0,"seq":9']))
+    found = audit(Run(folder))
+    assert not found.findings.n
+    assert found.torn == ["reward-0.0.jsonl"]
     path.write_text("".join([*lines[:3], '{"t":1.0,\n', *lines[3:]]))
     assert verdicts(folder)["journal"] is InvariantVerdict.BROKEN
 
@@ -115,40 +110,34 @@ def test_a_head_that_lived_twice_is_not_vouched_for(tmp_path: Path) -> None:
     assert found["I1"] is found["I3"] is found["I4"] is found["I6"] is InvariantVerdict.NOT_SEEN
 
 
-def test_without_the_head_nothing_is_vouched_for(tmp_path: Path) -> None:
+def test_without_a_config_the_bounds_and_without_the_head_nothing_is_vouched_for(tmp_path: Path) -> None:
     folder = true_run().save(tmp_path / "run")
+    (folder / "config.json").unlink()
+    found = verdicts(folder)
+    assert found["I1"] is found["I2"] is InvariantVerdict.NOT_SEEN
+    assert found["I3"] is found["I5"] is InvariantVerdict.HOLDS
     (folder / "journal" / "head-0.0.jsonl").unlink()
     found = verdicts(folder)
     assert found.pop("journal") is InvariantVerdict.HOLDS
     assert set(found.values()) == {InvariantVerdict.NOT_SEEN}
 
 
-def test_without_a_config_the_bounds_are_not_seen(tmp_path: Path) -> None:
-    folder = true_run().save(tmp_path / "run")
-    (folder / "config.json").unlink()
-    found = verdicts(folder)
-    assert found["I1"] is found["I2"] is InvariantVerdict.NOT_SEEN
-    assert found["I3"] is found["I5"] is InvariantVerdict.HOLDS
-
-
-def test_a_run_that_ended_badly_shows_no_liveness(tmp_path: Path) -> None:
-    forge = true_run()
-    end = forge.of(HEAD, "end")[0]
-    end.update(code=1, reason="32 prompts in a row ended without a reward")
-    judged = judge(audit(Run(forge.save(tmp_path / "run"))))
-    assert judged["I11"].verdict is InvariantVerdict.NOT_SEEN
-    assert "32 prompts in a row" in judged["I11"].why
-
-
-def test_an_end_line_without_a_code_is_no_orderly_end(tmp_path: Path) -> None:
-    """A head that ended by an error was held to have come to its end, and I11 was said to be broken."""
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ({"code": 1, "reason": "32 prompts in a row ended without a reward"}, "32 prompts in a row"),
+        ({}, "its head wrote no exit code"),
+    ],
+)
+def test_a_run_that_ended_badly_shows_no_liveness(end: dict[str, Any], why: str, tmp_path: Path) -> None:
     forge = true_run()
     forge.lines[HEAD].remove(forge.of(HEAD, "publish", version=4)[0])
-    end = forge.of(HEAD, "end")[0]
-    del end["code"], end["reason"]
+    line = forge.of(HEAD, "end")[0]
+    del line["code"], line["reason"]
+    line |= end
     judged = judge(audit(Run(forge.save(tmp_path / "run"))))
     assert judged["I11"].verdict is InvariantVerdict.NOT_SEEN
-    assert "its head wrote no exit code" in judged["I11"].why
+    assert why in judged["I11"].why
 
 
 @pytest.mark.slow

@@ -62,20 +62,6 @@ def a_prompt_in_two_states(forge: Forge) -> None:
     lines.insert(at, {**lines[at], "event": "refund", **refund})
 
 
-@pytest.mark.parametrize(
-    ("reason", "rule"),
-    [
-        ("too_old", "only under drop is a group too old: the policy is mask"),
-        ("whim", "unknown reason of a refund: 'whim'"),
-    ],
-)
-def test_I3_a_reason_that_is_not_so_is_caught(reason: str, rule: str, tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "refund", uid=10)[0]["reason"] = reason
-
-    caught(tmp_path, "I3", edit, rule)
-
-
 @forgery("I3", "a group is too old when u - born > eta = 1: 4 - 3 = 1")
 def a_group_dropped_within_the_bound(forge: Forge) -> None:
     forge.config["rollout"]["staleness_policy"] = "drop"
@@ -151,7 +137,6 @@ def test_I5_a_sample_continued_from_another_generators_tokens_is_true(tmp_path: 
         ),
         ({"handed": 5, "n_done": 5, "versions": [0, 3, 1, 2]}, "a sample is continued, by a token or more"),
         ({"handed": 4, "n_done": 4, "versions": [0, 2, 2, 3]}, "where what was done is known"),
-        ({"handed": 3, "n_done": 3, "versions": [1, 3, 0, 2]}, "versions never decrease"),
     ],
 )
 def test_I5_a_sample_continued_from_an_impossible_partial_is_caught(
@@ -216,20 +201,6 @@ def a_timeout_that_is_trained(forge: Forge) -> None:
     forge.of(REWARD, "score", uid=6, sample=0)[0].update(status="timeout", reward=None)
 
 
-@pytest.mark.parametrize(
-    ("changes", "rule", "sentence"),
-    [
-        ({"avg_at_k": 0.5}, "I10", "avg@k, its error and pass@k are of the answers"),
-        ({"k": 2, "pass_at_k": None}, "I3", "an evaluation ends when each problem has its 2 samples or has failed"),
-        ({"version_last": 9}, "I5", "have the versions that it names"),
-    ],
-)
-def test_an_evaluation_that_differs_from_its_answers_is_caught(
-    changes: dict[str, float], rule: str, sentence: str, tmp_path: Path
-) -> None:
-    caught(tmp_path, rule, lambda forge: forge.of(HEAD, "evaluation")[0].update(changes), sentence)
-
-
 @forgery("I11", "no state has everyone waiting: 300 s without an event; 2 prompts live, 1 ready")
 def liveness(forge: Forge) -> None:
     """A generator is there, a lost lease waits, nobody samples, scores or trains: nothing will ever happen."""
@@ -291,6 +262,13 @@ FORGERIES: tuple[tuple[str, Edit, str], ...] = (
      "the run ends with update 5: this is the end at update 4"),
     ("I3", put(HEAD, "refund", {"reason": "end_of_data"}, uid=9),
      "after end_of_data no new row comes: row 10 of pass 0"),
+    ("I3", put(HEAD, "refund", {"reason": "too_old"}, uid=10),
+     "only under drop is a group too old: the policy is mask"),
+    ("I3", put(HEAD, "refund", {"reason": "whim"}, uid=10), "unknown reason of a refund: 'whim'"),
+    ("I3", put(HEAD, "evaluation", {"k": 2, "pass_at_k": None}),
+     "an evaluation ends when each problem has its 2 samples or has failed"),
+    ("I5", put(HEAD, "evaluation", {"version_last": 9}), "have the versions that it names"),
+    ("I10", put(HEAD, "evaluation", {"avg_at_k": 0.5}), "avg@k, its error and pass@k are of the answers"),
     ("I4", put(HEAD, "admit", {"row": 5}, uid=6), "in each pass every row is drawn once: row 5 again in pass 0"),
     ("I5", put(HEAD, "trajectory", {"versions": [0, 2, 2, 3]}, uid=2),
      "versions are stamped where the token is made: [0, 2, 2, 3]"),

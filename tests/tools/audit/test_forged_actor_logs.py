@@ -153,14 +153,6 @@ def a_finish_that_changes_on_its_way(forge: Forge) -> None:
         line["finish"] = "length"
 
 
-@pytest.mark.parametrize("name", ["min_version", "max_version"])
-def test_I5_other_versions_of_a_scored_sample_are_caught(name: str, tmp_path: Path) -> None:
-    def edit(forge: Forge) -> None:
-        forge.of(HEAD, "scored", uid=4, sample=1)[0][name] = 0
-
-    caught(tmp_path, "I5", edit, "are those of the completion: (5, 'stop', 1, 1)")
-
-
 def test_I6_a_sample_begun_in_another_generators_file_is_caught(tmp_path: Path) -> None:
     """Prompt 4 is leased to generator 0, and generator 1 says that it made it."""
 
@@ -180,24 +172,6 @@ def an_attempt_that_two_generators_sample(forge: Forge) -> None:
     moved = [line for line in mine if line.get("uid") == 4 and line.get("sample") == 1]
     mine[:] = [line for line in mine if line not in moved]
     other[:] = sorted([*other, *moved], key=lambda line: line["t"])
-
-
-def put_sampled(name: str, value: int) -> Edit:
-    return put(HEAD, "sampled", {name: value}, uid=4, sample=1)
-
-
-@pytest.mark.parametrize(
-    ("invariant", "edit", "rule"),
-    [
-        ("I3", put_sampled("uid", 99), "only an admitted prompt is sampled: 6 were"),
-        ("I6", put_sampled("attempt", 1), "what is leased is sampled: attempt 1, leased is 0"),
-        ("I8", put_sampled("sample", 2), "unknown sample 2: a group has samples 0..1"),
-        ("I12", put_sampled("n_tokens", 6), "tokens sampled are those of the completion: 5, not 6"),
-        ("I5", put_sampled("uid", 5), "missing completion of generator-1.0, the generator of this sample"),
-    ],
-)
-def test_a_sample_that_left_no_generator_is_caught(invariant: str, edit: Edit, rule: str, tmp_path: Path) -> None:
-    caught(tmp_path, invariant, edit, rule)
 
 
 @pytest.mark.parametrize("n_tokens", [5, 6])
@@ -221,6 +195,16 @@ FORGERIES: tuple[tuple[str, Edit, str], ...] = (
      "a version is one set of weights: digest rubbish here, digest of 2"),
     ("I5", put(HEAD, "trajectory", {"finish": "length"}, uid=4),
      "a trajectory ends as it was received: stop, not length"),
+    *[("I5", put(HEAD, "scored", {name: 0}, uid=4, sample=1), "are those of the completion: (5, 'stop', 1, 1)")
+      for name in ("min_version", "max_version")],
+    *[(invariant, put(HEAD, "sampled", {name: value}, uid=4, sample=1), rule)
+      for invariant, name, value, rule in (
+          ("I3", "uid", 99, "only an admitted prompt is sampled: 6 were"),
+          ("I6", "attempt", 1, "what is leased is sampled: attempt 1, leased is 0"),
+          ("I8", "sample", 2, "unknown sample 2: a group has samples 0..1"),
+          ("I12", "n_tokens", 6, "tokens sampled are those of the completion: 5, not 6"),
+          ("I5", "uid", 5, "missing completion of generator-1.0, the generator of this sample"),
+      )],
     ("I6", drop(HEAD, "push", version=3),
      "a generator comes to hold a version by a push in flight: generator-0.0 3, in flight"),
     ("I6", put(HEAD, "publish", {"members": 99}, version=3),

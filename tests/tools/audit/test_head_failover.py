@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.audit.forged_run import GENERATORS, HEAD, LEARNER, REWARD, Line, both
+from tests.tools.audit.forged_run import GENERATORS, HEAD, LEARNER, REWARD, Line, both, drop, put
 from tests.tools.audit.forged_terms import TermForge
 from tools.audit.audit import Audit, audit, judge
 from tools.audit.findings import InvariantVerdict
@@ -107,19 +107,11 @@ def test_clocks_of_different_hosts_are_not_compared(tmp_path: Path) -> None:
     assert not audited(tmp_path, other_clock).findings.n
 
 
-def drop_step(forge: TermForge) -> None:
-    forge.lines[LEARNER].remove(forge.of(LEARNER, "step", version=2)[0])
-
-
 def another_life(forge: TermForge) -> None:
     """The step line is of a learner that died; the one that lives on never had the batch."""
     for line in forge.of(SECOND, "joined", name=LEARNER) + forge.of(SECOND, "member", name=LEARNER):
         line["name"] = "learner-0.9"
     forge.start("learner-0.9")
-
-
-def other_weights(forge: TermForge) -> None:
-    forge.of(LEARNER, "step", version=2)[0]["digest"] = "of other weights"
 
 
 def other_clock(forge: TermForge) -> None:
@@ -128,43 +120,43 @@ def other_clock(forge: TermForge) -> None:
         line["wall"] += 10.0
 
 
-def reopen(forge: TermForge) -> None:
-    term(forge).update(open=[2, 3], kept=[[], []])
-
-
-def other_tokens(forge: TermForge) -> None:
-    forge.of(LEARNER, "step", version=2)[0]["n_tokens"] += 5.0
-
-
 def tear(forge: TermForge) -> None:
     lines = [line for line in forge.of(HEAD, "trajectory", step=1) if line["uid"] == 4]
     forge.lines[HEAD].remove(lines[-1])
 
 
-def no_batch(forge: TermForge) -> None:
-    term(forge)["version"] = 3
-
-
-def say_nothing(forge: TermForge) -> None:
-    del term(forge)["lives_on"]
-
-
 FORGED: dict[str, tuple[Edit, str, str]] = {
-    "a version that the learner has not made": (drop_step, "I6", "learner-0.0 has no step line of 2"),
+    "a version that the learner has not made": (
+        drop(LEARNER, "step", version=2),
+        "I6",
+        "learner-0.0 has no step line of 2",
+    ),
     "a version that another life of the learner has made": (another_life, "I6", "learner-0.9 has no step line of 2"),
     "weights that the learner has not made": (
-        other_weights,
+        put(LEARNER, "step", {"digest": "of other weights"}, version=2),
         "I5",
         "a surviving learner continues with the weights that it made",
     ),
-    "a version of a batch that nobody took": (no_batch, "I6", "a term begins at a version that was made: 3"),
+    "a version of a batch that nobody took": (
+        put(SECOND, "term", {"version": 3}),
+        "I6",
+        "a term begins at a version that was made: 3",
+    ),
     "a version that was made, by a learner that did not live": (
-        say_nothing,
+        lambda forge: term(forge).pop("lives_on"),
         "I6",
         "a version that was made: 2, u is 1",
     ),
-    "a prompt of the batch that was trained": (reopen, "I4", "what a batch < 2 trained stays trained"),
-    "tokens that the batch had not": (other_tokens, "I12", "tokens = trained + masked + skipped"),
+    "a prompt of the batch that was trained": (
+        put(SECOND, "term", {"open": [2, 3], "kept": [[], []]}),
+        "I4",
+        "what a batch < 2 trained stays trained",
+    ),
+    "tokens that the batch had not": (
+        put(LEARNER, "step", {"n_tokens": 25.0}, version=2),
+        "I12",
+        "tokens = trained + masked + skipped",
+    ),
     "a batch that was handed out before its lines": (tear, "I12", "a batch has all its lines before a learner has it"),
     "a prompt that was admitted later": (
         lambda forge: term(forge).update(next_uid=7),

@@ -125,15 +125,6 @@ def test_a_killed_run_is_not_whole(run: Path, capsys: pytest.CaptureFixture[str]
     assert verify.main([str(run / "certificate.json"), str(run)]) == 0
 
 
-def test_a_run_of_an_older_version_says_that_it_is_not_chained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = ended(true_run().save(tmp_path / "run"))
-    assert certify.main([str(run)]) == 0
-    assert "0 chained lines; not chained (an older version wrote them): generator-0.0" in capsys.readouterr().out
-    assert verify.main([str(run / "certificate.json"), str(run)]) == 0
-
-
 @pytest.mark.slow
 def test_each_of_200_single_changes_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     certify.main([str(run)])

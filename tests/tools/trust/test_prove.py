@@ -1,6 +1,5 @@
 """Proofs: equal runs are equal, a planted difference is named at its first place, shipped configs are proved."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +21,6 @@ import itertools
 calls = itertools.count()
 def score(prompt, completion):
     return float(next(calls))
-"""
-BY_PROCESS = """
-import os
-def score(prompt, completion):
-    return float(os.getpid())
 """
 
 
@@ -171,21 +165,3 @@ def test_short_and_replaced_groups_with_critic_and_reference_model_are_those_of_
     lines = list(Run(tmp_path / "ring").events("batch", "refund", role="head"))
     assert any(line.get("missing") for line in lines)
     assert "no_signal" in {line.get("reason") for line in lines}
-
-
-@pytest.mark.soak
-def test_the_command_names_a_reward_that_depends_on_its_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "by_process.py").write_text(BY_PROCESS)
-    text = TINY.read_text().replace('"reverse"\n\n[actor]', '"by_process:score"\n\n[actor]')
-    (tmp_path / "mine.toml").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    words = ["mine.toml", "--steps", "1", "--json", "--output", "proof", *(w for s in FEW for w in ("--set", s))]
-    assert prove.main(words) == 1
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert not found["bit_equal"]
-    assert found["first_difference"].startswith("rewards of step 1, uid 0 sample 0: ")
-    assert found["max_logprob_difference"] == 0.0
-    assert found["asynchronous"]["eta"] == len(found["asynchronous"]["steps"]) == 1
-    assert "rewards of step 1" in (tmp_path / "proof" / "prove.html").read_text()
