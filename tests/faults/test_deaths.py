@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.faults.ring import SPAWN, Fault, History, Ring
+from tests.faults.ring import SPAWN, Fault, Ring
 from tools import run as runs
 from tools.audit.audit import audit
 from tools.breakdown.incarnations import read_all
@@ -44,7 +44,6 @@ class Deaths:
     assembling: Fault  # generator-0, which had come to a push whose members were still to connect
     learner: Fault
     head: Fault
-    history: History
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +71,8 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
         head = ring.kill("head-0")
         ring.hold_learner(None)
         ring.finish()
-        history = ring.check_survived()
-        yield Deaths(ring, sampling, worker, reward, idle, stopped, memory, assembling, learner, head, history)
+        ring.check_survived()
+        yield Deaths(ring, sampling, worker, reward, idle, stopped, memory, assembling, learner, head)
 
 
 def kill_in_mid_rollout(ring: Ring, who: str) -> Fault:
@@ -142,7 +141,7 @@ def test_row_01_kill_generator_idle(deaths: Deaths) -> None:
 
 
 def test_row_02_kill_generator_in_mid_rollout(deaths: Deaths) -> None:
-    """Its prompts are leased to the other generator within 5 s as the next attempt, and every group is completed."""
+    """Its prompts are leased to the other generator within 5 s as the next attempt; groups are whole (I8)."""
     ring, fault = deaths.ring, deaths.sampling
     begun = {(x["uid"], x["sample"]) for x in own(ring, fault, "request")}
     ended = {(x["uid"], x["sample"]) for x in own(ring, fault, "completion")}
@@ -153,8 +152,6 @@ def test_row_02_kill_generator_in_mid_rollout(deaths: Deaths) -> None:
         second = next(x for x in leases if x["uid"] == uid)
         assert (second["holder"], second["attempt"]) == ("generator-1.0", first["attempt"] + 1)
         assert second["t"] - fault.t < REISSUED_S
-        taken = [line for line in ring.lines("trajectory", uid=uid) if line["t"] < deaths.learner.t]
-        assert sorted(line["sample"] for line in taken) == [0, 1]
     (dead,) = ring.lines("member", name=fault.name, state="dead")
     assert dead["t"] - fault.t <= 3 * HEARTBEAT_S + SLACK_S
 
@@ -194,8 +191,6 @@ def test_row_09_kill_learner_after_a_checkpoint(deaths: Deaths) -> None:
     assert (term["term"], term["version"]) == (1, 4)
     again = [line["version"] for line in ring.lines("update", after=fault.t)]
     assert again[:3] == [5, 6, 7]
-    assert deaths.history.versions == list(range(1, STEPS + 1))
-    assert not deaths.history.twice
 
 
 def test_row_12_kill_head(deaths: Deaths) -> None:
@@ -220,11 +215,7 @@ def test_row_23_a_generator_that_comes_back_is_stale_until_a_push(deaths: Deaths
     (_, stale), (_, healthy) = states[:2]
     assert healthy - stale >= 1.0
     assert healthy > deaths.stopped[1]
-    first = ring.lines("lease", holder=name)[0]
-    assert first["t"] > healthy
-    events = runs.lines(ring.run / "journal" / f"{name}.jsonl", "pushed", "request")
-    assert next(events)["event"] == "pushed"
-    assert any(line["event"] == "request" for line in events)
+    assert ring.lines("lease", holder=name)[0]["t"] > healthy
 
 
 def test_row_41_stop_learner_for_a_while(deaths: Deaths) -> None:

@@ -28,8 +28,8 @@ def agent_processes(ring: Ring) -> list[int]:
         ("self_play/nim", ""),
         ("environments/frozen-lake", "gymnasium"),
         ("environments/openenv", "openenv"),
-        ("agents/openai-agents", "agents"),
-        ("agents/smolagents", "smolagents"),
+        pytest.param("agents/openai-agents", "agents", marks=pytest.mark.soak),
+        pytest.param("agents/smolagents", "smolagents", marks=pytest.mark.soak),
     ],
 )
 def test_an_example_survives_the_death_of_its_agent_its_generator_and_the_head(

@@ -63,7 +63,7 @@ def test_row_09_two_learner_ranks_come_back_to_the_version_that_both_have(tmp_pa
         finish_without_loss(ring, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_row_09_two_learner_ranks_come_back_to_a_version_that_is_on_disk_too(tmp_path: Path) -> None:
     """Both find it there: one that did not would write it again, alone, and wait for the other for ever."""
     changes = ("run.total_train_steps=8", "topology.learners=2", "checkpoint.every_steps=1", ENDURING)

@@ -1,4 +1,8 @@
-"""Rows 3, 22, 24 and 25: a generator dies, stops, lags, loses a message or gets wrong bytes during a push."""
+"""Rows 3, 22, 24 and 25: a generator dies, stops, lags, loses a message or gets wrong bytes during a push.
+
+The audit of the run checks that it is fed nothing before it holds the published version (I7), and the version of every
+token (I5).
+"""
 
 import time
 from collections.abc import Iterator
@@ -7,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import Fault, History, Line, Ring
-from tools import run as runs
+from tests.faults.ring import Fault, Line, Ring
 
 pytestmark = pytest.mark.soak
 
@@ -46,7 +49,6 @@ class Pushes:
     flipped: Broken | None = None
     lagging: Broken | None = None
     unheard: Broken | None = None
-    history: History | None = None
 
 
 WAYS = {
@@ -79,7 +81,7 @@ def pushes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         found.unheard = one_push(ring, "message-PushBegin", "drop")
         ring.hold_learner(None)
         ring.finish()
-        found.history = ring.check_survived()
+        assert ring.check_survived().n_terms == 1  # the learner had no part in it
         yield found
 
 
@@ -117,22 +119,12 @@ def check_clock_went_on(ring: Ring, broken: Broken) -> None:
     assert published["members"] in (0, 1)
 
 
-def check_fenced(ring: Ring, broken: Broken, name: str) -> None:
-    """From the publication on, a member without the version gets no work until a catch-up push is complete."""
-    published = next(line for line in ring.lines("publish", role="head") if line["version"] == broken.version)
-    leases = [x for x in ring.lines("lease", role="head", holder=name) if x["t"] > published["t"]]
-    assert not [line for line in leases if line["t"] < broken.held["t"]]
-    catch_ups = [x for x in ring.lines("push", role="head", version=broken.version) if x["catch_up"]]
-    assert any(published["t"] <= line["t"] <= broken.held["t"] for line in catch_ups)
-
-
 @pytest.mark.parametrize("phase", PHASES)
 def test_row_03_kill_generator_in_each_phase_of_a_push(pushes: Pushes, phase: str) -> None:
     ring, broken = pushes.ring, pushes.killed[phase]
     assert broken.fault.name.startswith(ONE)
     assert broken.held["name"] == broken.fault.next
     check_clock_went_on(ring, broken)
-    check_fenced(ring, broken, broken.fault.next)
 
 
 @pytest.mark.parametrize("phase", STOPPED)
@@ -141,21 +133,12 @@ def test_row_03_stop_generator_in_a_push_until_after_its_deadline(pushes: Pushes
     ring, broken = pushes.ring, pushes.stopped[phase]
     assert broken.held["name"] == broken.fault.name
     check_clock_went_on(ring, broken)
-    check_fenced(ring, broken, broken.fault.name)
 
 
 def test_row_22_a_generator_that_lags_gets_no_leases_and_is_judged_by_its_version(pushes: Pushes) -> None:
     ring, broken = pushes.ring, pushes.lagging
     assert broken is not None
     check_clock_went_on(ring, broken)
-    check_fenced(ring, broken, broken.fault.name)
-    mine = runs.lines(ring.run / "journal" / f"{broken.fault.name}.jsonl", "pushed", "completion")
-    holds = -1
-    for line in mine:  # I5: every token has the version that was held
-        if line["event"] == "pushed":
-            holds = line["version"]
-        else:
-            assert max(line["versions"][0::2]) <= holds
 
 
 def test_row_24_wrong_bytes_are_refused_by_their_hash(pushes: Pushes) -> None:
@@ -165,7 +148,6 @@ def test_row_24_wrong_bytes_are_refused_by_their_hash(pushes: Pushes) -> None:
     said = [x["error"] for x in ring.lines("push_broken", role="generator") if x["version"] == broken.version]
     assert len([error for error in said if "checksum mismatch in" in error]) == 1
     assert broken.held["name"] == broken.fault.name
-    check_fenced(ring, broken, broken.fault.name)
     right = {x["digest"] for x in ring.lines("update", role="head", version=broken.version)}
     assert {x["digest"] for x in ring.lines("pushed", version=broken.version)} == right
     assert f"push of version {broken.version}: {broken.fault.name}: checksum mismatch in" in ring.output
@@ -175,7 +157,6 @@ def test_row_25_a_push_whose_announcement_was_lost_is_repeated(pushes: Pushes) -
     ring, broken = pushes.ring, pushes.unheard
     assert broken is not None
     check_clock_went_on(ring, broken)
-    check_fenced(ring, broken, broken.fault.name)
 
 
 def test_row_25_a_lost_term_announcement_comes_with_the_next_push(tmp_path: Path) -> None:
@@ -198,14 +179,6 @@ def test_row_25_a_lost_term_announcement_comes_with_the_next_push(tmp_path: Path
     assert mine[0]["version"] == 2  # what it held of version 3 is gone
     assert {line["term"] for line in mine} == {1}
     assert ring.lines("completion", role="generator", rank=0, after=mine[0]["t"])
-
-
-def test_after_all_those_pushes_each_generator_held_every_version_in_order(pushes: Pushes) -> None:
-    assert pushes.history is not None
-    assert pushes.history.n_terms == 1  # the learner had no part in it
-    for path in runs.Run(pushes.ring.run).journals("generator"):
-        versions = [line["version"] for line in runs.lines(path, "pushed")]
-        assert versions == sorted(versions)
 
 
 def test_row_03_the_learner_dies_while_a_generator_copies_out_of_its_memory(tmp_path: Path) -> None:

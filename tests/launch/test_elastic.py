@@ -123,16 +123,6 @@ def test_a_job_that_has_ended_or_takes_no_guests_is_not_joined(run: Path, name: 
         join_job(str(run), None)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"role": "generator"})])
-def test_a_file_that_is_no_invitation_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "join.json"
-    path.write_text(text)
-    with pytest.raises(
-        ConfigError, match=r"takes the unchanged join\.json of a running job|takes the join\.json of a running job"
-    ):
-        parse_invitation(path)
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -159,15 +149,52 @@ def test_a_damaged_invitation_is_refused_by_file_and_field(
     assert not (run / "guests").exists()
 
 
-def test_join_takes_an_endpoint_or_a_folder(run: Path) -> None:
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"role": "generator"})])
+def test_a_file_that_is_no_invitation_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "join.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"takes the (unchanged )?join\.json of a running job"):
+        parse_invitation(path)
+
+
+def test_join_takes_an_endpoint_or_the_folder_of_a_run_with_an_invitation(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"join.json of a running job: .*run/join.json: No such file or directory"):
+        load_invitation(str(run), None)
     write_invitation(template(run))
     with pytest.raises(ConfigError, match="'somewhere' is not a folder"):
         join_job("somewhere", str(run / INVITATION))
+    with pytest.raises(ConfigError, match=r"--join takes the folder of a run: .* has no config.json"):
+        load_invitation(str(run.parent), None)
     assert load_invitation(str(run), None)["head"] == "tcp://127.0.0.1:4000"
     assert load_invitation("tcp://127.0.0.1:5000", str(run / INVITATION))["head"] == "tcp://127.0.0.1:5000"
 
 
-def test_a_job_that_was_killed_is_not_joined_on_its_host(dead_run: Path) -> None:
+FORMS = 'the head\'s endpoint must be tcp://HOST:PORT or ipc:///PATH \\("head" in RUN/join.json\\): got '
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        *(
+            (url, FORMS)
+            for url in ("http://a:1", "tcp://a", "tcp://a:0", "tcp://a:65536", "tcp://*:5", "ipc://x", "://")
+        ),
+        *(
+            (f"tcp://{host}:5", "a guest needs the address of one host")
+            for host in ("0.0.0.0", "0", "[::]", "[0:0::0]")
+        ),
+        ("tcp://[::1]:5000", r"IPv6 is not supported: tcp://\[::1\]:5000; give the IPv4 address"),
+        ("ipc:///nowhere", "no head listens at ipc:///nowhere"),
+        (f"ipc://{__file__}", f"no head listens at ipc://{__file__}"),
+    ],
+)
+def test_an_endpoint_of_no_head_is_refused_with_the_fault(url: str, why: str) -> None:
+    check_endpoint("tcp://localhost:5000")
+    with pytest.raises(ConfigError, match=why):
+        check_endpoint(url)
+
+
+def test_a_job_that_was_killed_is_not_joined_on_its_host(dead_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_invitation(template(dead_run))
     for _ in range(2):
         assert is_locked(dead_run) is False
@@ -177,39 +204,8 @@ def test_a_job_that_was_killed_is_not_joined_on_its_host(dead_run: Path) -> None
             join_job(str(dead_run), None)
         Lock(dead_run).release()
     assert not (dead_run / "guests").exists()
-
-
-def test_without_file_locks_a_guest_tries_to_join(dead_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_invitation(template(dead_run))
-    monkeypatch.setattr(elastic, "is_locked", lambda _: None)  # a file system without locks
+    monkeypatch.setattr(elastic, "is_locked", lambda _: None)  # without file locks a guest tries to join
     assert guest_context(parse_invitation(dead_run / INVITATION)).is_guest
-
-
-@pytest.mark.parametrize(
-    "url",
-    ["http://a:1", "tcp://a", "tcp://a:0", "tcp://a:65536", "tcp://*:5", "tcp://a b:5", "ipc://x", "tcp://:5", "://"],
-)
-def test_an_invalid_endpoint_is_refused_with_the_valid_forms(url: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_invitation(url, None)
-    forms = 'tcp://HOST:PORT or ipc:///PATH ("head" in RUN/join.json)'
-    assert str(caught.value) == f"the head's endpoint must be {forms}: got {url!r}"
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "0", "[::]", "[0:0::0]"])
-def test_an_unspecified_address_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"a guest needs the address of one host: tcp://\S+:5 means all"):
-        check_endpoint(f"tcp://{host}:5")
-
-
-def test_an_ipc_endpoint_without_a_socket_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"IPv6 is not supported: tcp://\[::1\]:5000; give the IPv4 address"):
-        check_endpoint("tcp://[::1]:5000")
-    check_endpoint("tcp://localhost:5000")
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "file", tmp_path / "none"):
-        with pytest.raises(ConfigError, match=f"no head listens at ipc://{path}"):
-            check_endpoint(f"ipc://{path}")
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -241,13 +237,6 @@ def test_options_that_are_empty_or_would_be_ignored_are_refused(
     words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fault in refused(capsys, *words)
-
-
-def test_a_folder_that_is_not_a_run_or_has_no_invitation_is_refused(run: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--join takes the folder of a run: .* has no config.json"):
-        load_invitation(str(run.parent), None)
-    with pytest.raises(ConfigError, match=r"join.json of a running job: .*run/join.json: No such file or directory"):
-        load_invitation(str(run), None)
 
 
 @pytest.mark.slow

@@ -37,7 +37,6 @@ from launch.plan.topology import plan
 ROOT = Path(__file__).parents[2]
 SHAPE = DecoderShape(8, 2, 16, 2, 1, 4, 10, True)
 N = 2 * (8 * 4 * 2 * 3 + 3 * 8 * 16) + 80  # its parameters
-WAITS = {"checkpoint": {"async_save": False}}
 
 
 def config(**sections: dict[str, Any]) -> Config:
@@ -171,25 +170,6 @@ def test_a_simulated_learner_stages_weights_and_no_moments() -> None:
         assert need(waiting, Role.LEARNER, index=1).host == LIBRARIES[Role.LEARNER] + gathered
 
 
-def test_a_background_checkpoint_needs_a_copy_of_a_ranks_state() -> None:
-    beside: dict[str, Any] = {"checkpoint": {"async_save": True}, "topology": {"learners": 2}}
-    cases: list[tuple[int, dict[str, Any]]] = [
-        (12, {}),
-        (12 + 2, {"model": {"scratch": {}, "dtype": "bfloat16"}}),
-        (24, {"actor": {"advantage": "gae"}}),
-        (16, {"actor": {"kl_ctl": 0.1}, "reference": {"update_every": 3}}),
-    ]
-    for bytes_a_number, sections in cases:
-        kept, alone = (need(config(**beside | other, **sections), Role.LEARNER, index=1) for other in ({}, WAITS))
-        assert (kept.host - alone.host, kept.device) == (bytes_a_number * N // 2, alone.device)
-    gpus = {"learners": 2, "gpus_per_host": 2}
-    kept, alone = (
-        need(config(topology=gpus, checkpoint={"async_save": is_beside}), Role.LEARNER, index=1)
-        for is_beside in (True, False)
-    )
-    assert kept == alone, "from a GPU it is always copied"
-
-
 def test_adapters_need_optimizer_state_and_the_model_itself_none() -> None:
     lora = config(actor={"lora": {"rank": 3, "target_modules": ["q_proj", "down_proj"]}}, model={"scratch": {}})
     counts = ParameterCounts.of(lora, SHAPE)
@@ -238,40 +218,67 @@ def test_each_optimizer_has_a_state_of_its_own_size() -> None:
     assert staged == {"adamw": 8 * n, "muon": 8 * n - 4 * (n - ends), "adamw8bit": 8 * n, "sgd": 0, "mine:make": 8 * n}
 
 
-def test_weights_are_received_where_weights_staging_puts_them() -> None:
-    host, device = (config(weights={"staging": staging}) for staging in ("host", "device"))
-    on_gpu = {"topology": {"gpus_per_host": 1}}
-    assert need(config(**on_gpu), Role.GENERATOR) == need(device, Role.GENERATOR), "auto: where it computes"
+Sections = dict[str, dict[str, Any]]
+TWO: Sections = {"topology": {"learners": 2}}
+GPU: Sections = {"topology": {"gpus_per_host": 1}}
+GPUS: Sections = {"topology": {"learners": 2, "gpus_per_host": 2}}
+SAVED: Sections = {"checkpoint": {"async_save": True}}
+BF16: Sections = {"model": {"scratch": {}, "dtype": "bfloat16"}}
+ON_HOST, ON_DEVICE = ({"weights": {"staging": staging}} for staging in ("host", "device"))
+ATTACHED: Sections = {"engine": {"urls": ["http://127.0.0.1:30000"]}}
+SGLANG, VLLM = ({"rollout": {"engine": engine}} for engine in ("sglang", "vllm"))
+DELTA: Sections = {"weights": {"delta_push": "auto"}}
+KEEPS, FINISHES = ({"rollout": {"on_update": way, "max_head_offpolicyness": 3}} for way in ("keep", "finish_old"))
+TURNS: Sections = {"workflow": {"function": "tools"}}
+ETA_0, ETA_1 = ({"rollout": {"max_head_offpolicyness": eta, "max_concurrent_rollouts": 8}} for eta in (0, 1))
+PREFIXES = 8 // 2 * SHAPE.kv_per_token * 4  # bytes for each position of a slot
+POSITIONS = -(-((10 + 6) * 5 // 4) // ranks.SLOT_STEP) * ranks.SLOT_STEP  # of a prompt of 10 tokens and its answer of 6
+MORE: dict[str, tuple[str, Sections, Sections, int | None, int]] = {  # rank, settings, others: bytes of device and host
+    "a background checkpoint copies a rank's state": ("learner-1", TWO, SAVED, 0, 12 * N // 2),
+    "of masters": ("learner-1", TWO | BF16, SAVED, 0, 14 * N // 2),
+    "of a critic": ("learner-1", TWO | {"actor": {"advantage": "gae"}}, SAVED, 0, 24 * N // 2),
+    "of a reference that moves": (
+        "learner-1", TWO | {"actor": {"kl_ctl": 0.1}, "reference": {"update_every": 3}}, SAVED, 0, 16 * N // 2
+    ),
+    "from a GPU it is always copied": ("learner-1", GPUS, SAVED, 0, 0),
+    "weights are staged where weights.staging puts them": ("generator-0", ON_HOST, ON_DEVICE, 4 * N, -4 * N),
+    "auto: where it computes": ("generator-0", ON_DEVICE, GPU | {"weights": {}}, 0, 0),
+    "for a server on the host": ("generator-0", ON_HOST, GPU | SGLANG | ATTACHED | {"weights": {}}, 0, 0),
+    "a model and its cache for each version": (
+        "generator-0", KEEPS, FINISHES, 3 * 4 * (N + 32 * POSITIONS * SHAPE.kv_per_token), 0
+    ),
+    "processes of a server": ("generator-0", ON_HOST, SGLANG, None, ENGINES["sglang"].process_bytes),
+    "vLLM copies the weights": ("generator-0", ON_HOST, VLLM, None, ENGINES["vllm"].process_bytes + 4 * N),
+    "also where it is attached": ("generator-0", ON_HOST, VLLM | ATTACHED, None, 4 * N),
+    "each rank of a server": (
+        "generator-0", ON_HOST, VLLM | {"topology": {"tensor_parallel": 2, "gpus_per_host": 2}}, None,
+        ENGINES["vllm"].process_bytes + SERVER_RANK + 4 * N,
+    ),
+    "a delta at a generator": ("generator-0", {}, DELTA, 0, 2 * N),
+    "a delta and the changes of the last versions at the root": ("learner-0", {}, DELTA, 0, 2 * N + 8 * 4 * N // 16),
+    "no delta by shared memory": ("learner-0", {}, {"weights": {"delta_push": "auto", "route": "shared"}}, 0, 0),
+    "prefixes of several turns above eta 0": ("generator-0", ETA_0 | TURNS, ETA_1 | TURNS, PREFIXES * 16, 0),
+    "and none for a single turn": ("generator-0", ETA_0, ETA_1, 0, 0),
+    "none at eta 0": ("generator-0", ETA_0, ETA_0 | TURNS, 0, 0),
+    "the same on a GPU": ("generator-0", GPU | ETA_0 | TURNS, ETA_1 | TURNS, PREFIXES * 16, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_a_setting_adds_its_bytes_to_a_rank(what: str) -> None:
+    name, before, changes, device, host = MORE[what]
+    role, _, index = name.partition("-")
+    one, other = (need(config(**sections), Role(role), index=int(index)) for sections in (before, before | changes))
+    assert other.host - one.host == host
+    assert device is None or other.device - one.device == device
+
+
+def test_a_simulated_generator_and_actors_without_a_model_need_no_device() -> None:
     made_up = need(config(rollout={"engine": "simulated"}), Role.GENERATOR)
-    assert made_up == Need(0, need(host, Role.GENERATOR).host), "what it receives is all that it has of a model"
-    for_a_server = config(**on_gpu, rollout={"engine": "sglang"}, engine={"urls": ["http://127.0.0.1:30000"]})
-    assert need(for_a_server, Role.GENERATOR) == need(host, Role.GENERATOR)
-    apart, together = need(host, Role.GENERATOR), need(device, Role.GENERATOR)
-    assert (apart.host - together.host, together.device - apart.device) == (4 * N, 4 * N)
-    assert need(host, Role.REWARD).host == LIBRARIES[Role.REWARD] + REWARD_WORKER
-    assert need(host, Role.HEAD) == Need(0, LIBRARIES[Role.HEAD])
-
-
-def test_a_generator_holds_a_model_and_its_cache_for_each_version() -> None:
-    ways = ({"on_update": way, "max_head_offpolicyness": 3} for way in ("keep", "finish_old"))
-    one, four = (need(config(rollout=way), Role.GENERATOR) for way in ways)
-    length = (10 + config().gconfig.max_new_tokens) * 5 // 4
-    positions = -(-length // ranks.SLOT_STEP) * ranks.SLOT_STEP
-    assert four.device - one.device == 3 * 4 * (N + 32 * positions * SHAPE.kv_per_token)
-    assert four.host == one.host
-
-
-def test_a_server_needs_host_memory_for_its_processes_and_vllm_for_a_copy_of_the_weights() -> None:
-    attached = {"urls": ["http://127.0.0.1:30000"]}
-    plain = need(config(weights={"staging": "host"}), Role.GENERATOR).host
-
-    def more(engine: str, *, tensor_parallel: int = 1, **server: Any) -> int:
-        parallel = {"tensor_parallel": tensor_parallel, "gpus_per_host": 2 if tensor_parallel > 1 else 0}
-        return need(config(rollout={"engine": engine}, engine=server, topology=parallel), Role.GENERATOR).host - plain
-
-    assert (more("sglang", **attached), more("vllm", **attached)) == (0, 4 * N)
-    assert (more("sglang"), more("vllm")) == (ENGINES["sglang"].process_bytes, ENGINES["vllm"].process_bytes + 4 * N)
-    assert more("vllm", tensor_parallel=2) == ENGINES["vllm"].process_bytes + SERVER_RANK + 4 * N
+    assert made_up == Need(0, need(config(**ON_HOST), Role.GENERATOR).host), "what it receives is all of its model"
+    assert need(config(), Role.REWARD).host == LIBRARIES[Role.REWARD] + REWARD_WORKER
+    assert need(config(), Role.HEAD) == Need(0, LIBRARIES[Role.HEAD])
+    assert MAX_DELTA_SHARE == MAX_SHARE
 
 
 def test_forked_actors_share_imported_modules() -> None:
@@ -284,15 +291,6 @@ def test_forked_actors_share_imported_modules() -> None:
 
 def spawning(config: Config) -> Config:
     return config.model_copy(update={"launch": config.launch.model_copy(update={"start": "spawn"})})
-
-
-def test_deltas_need_a_payload_on_both_sides_and_the_changes_of_the_last_versions() -> None:
-    full, delta = (config(weights=weights) for weights in ({}, {"delta_push": "auto"}))
-    assert need(delta, Role.GENERATOR).host - need(full, Role.GENERATOR).host == 2 * N
-    assert need(delta, Role.LEARNER).host - need(full, Role.LEARNER).host == 2 * N + 8 * 4 * N // 16
-    copied = config(weights={"delta_push": "auto", "route": "shared"})
-    assert need(copied, Role.LEARNER) == need(full, Role.LEARNER)
-    assert MAX_DELTA_SHARE == MAX_SHARE
 
 
 def test_snapshots_are_on_the_gpu_when_pushes_stay_on_it() -> None:
@@ -329,18 +327,6 @@ def test_each_frozen_model_counts_in_the_dtype_of_the_run_and_is_sharded(tmp_pat
     assert taught.n_taught == 151936 * 896  # the embedding, which is the head
     more = estimate(by_words, taught, Role.LEARNER, 1, n_prompt=1).device - needs[1].device
     assert more == pytest.approx(2 * taught.n_taught / 2, rel=0.02)
-
-
-def test_the_prefix_cache_counts_above_eta_0_with_several_turns() -> None:
-    def device(n_gpus: int, eta: int, **workflow: Any) -> int:
-        rollout = {"max_head_offpolicyness": eta, "max_concurrent_rollouts": 8}
-        c = config(rollout=rollout, gconfig={"max_new_tokens": 63}, topology={"gpus_per_host": n_gpus}, **workflow)
-        return estimate(c, SHAPE, Role.GENERATOR, 0, n_prompt=1).device
-
-    several = {"workflow": {"function": "tools"}}
-    for n_gpus in (0, 2):
-        assert device(n_gpus, 1, **several) - device(n_gpus, 0) == 8 * 64 // 2 * SHAPE.kv_per_token * 4
-        assert device(n_gpus, 1) == device(n_gpus, 0) == device(n_gpus, 0, **several)
 
 
 def test_the_longest_prompt_is_counted_where_data_and_tokenizer_are_here(tmp_path: Path) -> None:
@@ -429,11 +415,6 @@ def test_a_plan_that_does_not_fit_a_host_is_flagged_and_host_memory_can_be_set()
     assert "the memory of 4 hosts is not checked: set topology.host_memory_gib" in several.text
 
 
-def test_memory_of_a_gpu_is_refused_for_a_plan_without_gpus() -> None:
-    with pytest.raises(ConfigError, match=r"is of a GPU, and topology.gpus_per_host = 0 runs all on"):
-        load(ROOT / "configs" / "plan.toml", ["topology.gpu_memory_gib=24"], {})
-
-
 def test_sizes_are_plain_numbers() -> None:
     assert [format_bytes(int(n * MIB)) for n in (0, 0.5, 12.34, 1020, 1024, 3000, 600 * 1024, 2e6)] == [
         "-", "0.5 MiB", "12.3 MiB", "1020 MiB", "1 GiB", "2.93 GiB", "600 GiB", "1953 GiB",
@@ -449,6 +430,8 @@ def test_a_card_is_known_by_its_name_and_a_wrong_name_is_refused(tmp_path: Path)
     assert (gib_of("24"), gib_of(24.0), gib_of(0.0), gib_of("")) == (24.0, 24.0, None, None)
     with pytest.raises(ConfigError, match=r"GiB above 0 or a card's name: 'A100' is neither; did you mean A100-"):
         written(tmp_path, topology__gpu_memory_gib="A100")
+    with pytest.raises(ConfigError, match=r"is of a GPU, and topology.gpus_per_host = 0 runs all on"):
+        load(ROOT / "configs" / "plan.toml", ["topology.gpu_memory_gib=24"], {})
     file = tmp_path / "plan.toml"
     file.write_text((ROOT / "configs" / "gpus-1.toml").read_text().replace("gpus.toml", f"{ROOT}/configs/gpus.toml"))
     assert "24 GiB (topology.gpu_memory_gib = 24" in dry_run(load(file, ["topology.gpu_memory_gib=24"], {}), file, None)

@@ -161,10 +161,40 @@ def test_an_actor_without_restarts_left_ends_the_others_and_the_rank(capfd: pyte
     assert gone(supervisor.actors[0].child.process.pid)
 
 
-@pytest.mark.parametrize(("code", "ends_with"), [(BAD_INPUT, 2), (OVER, 1)])
-def test_a_final_exit_code_is_not_retried(tmp_path: Path, code: int, ends_with: int) -> None:
-    assert outcome(READ + f"open({str(tmp_path)!r} + f'/{{inc}}', 'w'); sys.exit({code})", max_restarts=5) == ends_with
-    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+HEAD_AND_LEARNER = {"roles": ("head", "learner"), "times": SupervisorTimes(poll_s=0.02, over_s=0.1)}
+ENDS: dict[str, tuple[int, list[str], dict[str, Any], int | None]] = {
+    # code of the rank; its actors; settings; code of the summary that is there before
+    "bad input is final": (2, [f"{READ}sys.exit(inc or {BAD_INPUT})"], {"max_restarts": 5}, None),
+    "a failed job is final": (1, [f"{READ}sys.exit(inc or {OVER})"], {"max_restarts": 5}, None),
+    "a killed one restarts": (0, [f"{READ}inc or {KILL}; {LEAVE}"], {"max_restarts": 1}, None),
+    "progress resets the count": (
+        0,
+        [f"{READ}inc == 4 and {LEAVE}; {REPORT_PROGRESS}{KILL}"],
+        {"max_restarts": 1},
+        None,
+    ),
+    "asking for a restart is no crash": (0, [f"{READ}sys.exit({LEFT} if inc == 2 else {RESTART})"], {}, None),
+    "none restarts after the job": (0, [READ + KILL, f"{READ}sys.exit({RESTART})"], {"max_restarts": 5}, 1),
+    "as the job, which failed": (1, [READ + KILL], {"roles": ("head",)}, 1),
+    "as the job, which ended well": (0, [READ + KILL], {"roles": ("head",)}, 0),
+    "as the head, without a summary": (0, [READ, WAIT], HEAD_AND_LEARNER, None),
+    "as the head, which failed": (1, [f"{READ}sys.exit({OVER})", WAIT], HEAD_AND_LEARNER, None),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_exit_code_of_a_rank_follows_from_its_actors_and_the_job(
+    end: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, actors, how, summary = ENDS[end]
+    if summary is not None:
+        summarize(tmp_path, code=summary)
+    assert outcome(*actors, run=tmp_path, **how) == code
+    errors = capfd.readouterr().err
+    if end == "a killed one restarts":
+        assert errors == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1\n"
+    elif end == "none restarts after the job":
+        assert errors == ""
 
 
 def test_errors_have_the_codes_of_the_contract() -> None:
@@ -173,11 +203,6 @@ def test_errors_have_the_codes_of_the_contract() -> None:
     assert [codes.pop(kind) for kind in OVERS] == [3] * len(OVERS)
     assert (codes.pop(errors.Restart), codes.pop(errors.EvictedForGood)) == (75, 76)
     assert set(codes.values()) == {code_of(OSError("x"))} == {1}
-
-
-def test_a_killed_actor_is_restarted_as_its_next_incarnation(capfd: pytest.CaptureFixture[str]) -> None:
-    assert outcome(READ + f"inc or {KILL}; {LEAVE}", max_restarts=1) == 0
-    assert capfd.readouterr().err == "rank 3 (reward-0): killed by SIGKILL; started again as reward-0.1\n"
 
 
 def test_what_the_workers_of_a_killed_actor_started_is_killed_before_it_is_restarted(tmp_path: Path) -> None:
@@ -220,14 +245,6 @@ def test_an_actor_that_keeps_dying_ends_the_rank_with_its_last_error(
         "rank 3 (reward-0): ended with exit code 1 (OSError: no room); that is 3 in a row without progress in between, "
         "and launch.max_restarts is 2"
     )
-
-
-def test_progress_resets_the_count_of_crashes() -> None:
-    assert outcome(READ + f"inc == 4 and {LEAVE}; {REPORT_PROGRESS}{KILL}", max_restarts=1) == 0
-
-
-def test_a_requested_restart_is_no_crash() -> None:
-    assert outcome(READ + f"sys.exit({LEFT} if inc == 2 else {RESTART})", max_restarts=0) == 0
 
 
 def test_a_learner_that_went_back_to_disk_gets_no_memory_before_it_has_made_progress_there() -> None:
@@ -311,33 +328,12 @@ def test_the_end_by_every_signal_has_words() -> None:
     assert all(describe_exit(-number).startswith("killed by ") for number in range(1, 65))
 
 
-def test_no_actor_is_restarted_when_the_job_is_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    summarize(tmp_path, code=1)
-    assert outcome(READ + KILL, READ + f"sys.exit({RESTART})", run=tmp_path, max_restarts=5) == 0
-    assert capfd.readouterr().err == ""
-
-
-def test_the_rank_of_the_head_has_the_exit_code_of_the_job(tmp_path: Path) -> None:
-    summarize(tmp_path, code=1)
-    assert outcome(READ + KILL, run=tmp_path, roles=("head",)) == 1
-    summarize(tmp_path, code=0)
-    assert outcome(READ + KILL, run=tmp_path, roles=("head",)) == 0
-
-
 def test_an_actor_that_waits_for_a_head_that_is_gone_is_ended(tmp_path: Path) -> None:
     summarize(tmp_path, code=0)
     supervisor = make(WAIT, run=tmp_path, times=SupervisorTimes(poll_s=0.05, over_s=0.05))
     assert supervisor.wait() == 0
     assert supervisor.actors[0].child is not None
     assert gone(supervisor.actors[0].child.process.pid)
-
-
-def test_a_rank_can_wait_until_the_job_is_over(tmp_path: Path) -> None:
-    supervisor = make(READ + LEAVE, run=tmp_path, times=SupervisorTimes(poll_s=0.02))
-    supervisor.waits_for_job = True
-    threading.Timer(0.2, summarize, [tmp_path], {"code": 0}).start()
-    assert supervisor.wait() == 0
-    assert (tmp_path / "summary.json").exists()
 
 
 def test_a_head_gets_time_to_end_the_job(tmp_path: Path) -> None:
@@ -514,10 +510,3 @@ def test_a_rank_whose_actor_was_stopped_ends_without_a_summary_when_the_job_is_g
 
     supervisor.at_poll = end_job
     assert supervisor.wait() == 0
-
-
-def test_the_rank_of_the_head_ends_without_a_summary_as_its_head_does(tmp_path: Path) -> None:
-    waits = READ + "sys.stdin.read()"  # as an actor that was restarted, and has no head now
-    times = SupervisorTimes(poll_s=0.02, over_s=0.1)
-    assert outcome(READ + "sys.exit(0)", waits, run=tmp_path, times=times, roles=("head", "learner")) == 0
-    assert outcome(READ + f"sys.exit({OVER})", waits, run=tmp_path, times=times, roles=("head", "learner")) == 1
