@@ -118,6 +118,8 @@ def test_a_prompt_that_leaves_no_room_for_its_completion_is_refused(
 def test_evaluation_problems_have_the_same_limits(file: Path) -> None:
     write_rows(file.parent / "held.jsonl", [{"question": "a" * 16, "answer": "b"}])
     assert "held.jsonl:1, has 17" in refusal(file, "evaluate.path=held.jsonl", "evaluate.after=true")
+    absent = refusal(file, "evaluate.path=none.jsonl", "evaluate.after=true")
+    assert "the data file must exist: 'none.jsonl'" in absent
     prepare(load(file, ["evaluate.path=held.jsonl"], {}), file)
 
 
@@ -195,7 +197,6 @@ def test_a_workflow_whose_init_raises_is_refused_in_one_line(file: Path) -> None
         ({}, "workflow.function=nowhere:Flow", "workflow.function 'nowhere:Flow' must import"),
         ({}, "learner.loop=nowhere:train", "learner.loop must import: 'nowhere' does not"),
         ({}, "model.scratch.heads=3", "model.scratch.hidden_size must be an even multiple"),
-        ({}, "evaluate.path=none.jsonl", "the data file must exist: 'none.jsonl'"),
     ],
 )  # fmt: skip
 def test_files_and_settings_that_do_not_fit_are_refused(
@@ -203,7 +204,7 @@ def test_files_and_settings_that_do_not_fit_are_refused(
 ) -> None:
     for name, text in files.items():
         (file.parent / name).write_text(text)
-    assert fault in refusal(file, change, "evaluate.after=true")
+    assert fault in refusal(file, change)
 
 
 def test_a_tracker_whose_package_is_missing_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ def check_nesting(trace: Trace) -> None:
     tracks = defaultdict[tuple[int, int], list[tuple[float, float]]](list)
     for one in trace:
         if one["ph"] == "X":
+            assert one["dur"] >= 0
             tracks[one["pid"], one["tid"]].append((one["ts"], -one["dur"]))
     for track in tracks.values():
         ends: list[float] = []
