@@ -16,12 +16,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(MPIRUN is None, reason="there
 SCRIPT = Path(sys.executable).with_name("areal-bus")
 STEPS = 3
 PATIENCE_S = 600.0  # a loaded machine took two minutes
+# Nothing is killed here: CONFIG's deadlines, short for rings that are, would restart an actor that waits for a core.
+PATIENT = ("launch.timeout_s=500", "bus.silent_s=60", "weights.timeout_s=120", "reward.timeout_s=120")
 QUIET = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # ASCII: Python leaves such a locale alone
 
 
 def trained(folder: Path, redirection: str, *settings: str, environment: dict[str, str] | None = None) -> Path:
     """Train under `areal-bus run` in a shell with this redirection. The run, which has come to its end."""
-    overrides = [f"run.folder={folder / 'runs'}", f"run.total_train_steps={STEPS}", *settings]
+    overrides = [f"run.folder={folder / 'runs'}", f"run.total_train_steps={STEPS}", *PATIENT, *settings]
     words = [str(SCRIPT), "run", str(CONFIG), "-np", "4", *(w for one in overrides for w in ("--set", one))]
     outer = os.environ | MPI | {"PYTHONPATH": str(INSIDE), "OMP_NUM_THREADS": "1"} | (environment or {})
     with (folder / "errors.txt").open("wb") as errors:
