@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from areal_bus.config.learner import ActorConfig, LoraConfig
-from areal_bus.config.names.engines import kind_of
+from areal_bus.config.names.engines import NumberFormats, kind_of
 from areal_bus.config.sections import Config
 
 LOSSES = ("ppo", "gspo", "gmpo", "cispo", "sapo", "reinforce", "oapl")
@@ -84,6 +84,39 @@ def refusals(c: Config) -> Iterator[str]:
     yield from _optimizer(c.actor)
     yield from _offload(c)
     yield from _simulated(c)
+    yield from rounding_rules(c, NumberFormats.of_arguments(c.engine.arguments), "engine.arguments")
+
+
+def rounding_rules(c: Config, served: NumberFormats, where: str) -> Iterator[str]:
+    """Rules for generators whose numbers are not the learner's. `where`: their origin, a URL or a key."""
+    nf4 = c.actor.lora is not None and "nf4" in c.actor.lora.variant
+    rounded, loader = served.rounded(c.model.dtype), kind_of(c.rollout.engine).requantizes_with
+    if served.torchao or (served.is_quantized and loader and served.loader != loader):
+        with_loader = f" and --load-format {loader}" if loader else ""
+        yield (
+            f"{rounded} are refused ({where}), as {c.rollout.engine} would not quantize pushed weights again: use "
+            f"--quantization fp8{with_loader}, or none"
+        )
+    if (nf4 or rounded) and ignores_sampler(c.actor):
+        what = f"{rounded} ({where})" if rounded else 'actor.lora.variant "nf4"'
+        remedy = 'actor.correction = "decoupled" or "tis"'
+        remedy += "" if c.actor.recompute_logprobs else ", and actor.recompute_logprobs = true"
+        remedy = "actor.recompute_logprobs = false" if c.actor.loss == "sapo" else remedy
+        yield (
+            f"missing correction with {what}: generators sample with other numbers than the learner computes with; set "
+            f"{remedy}"
+        )
+
+
+def ignores_sampler(actor: ActorConfig) -> bool:
+    """Whether neither a correction nor the loss has the ratio to the policy that sampled, though there is one."""
+    has_own_ratio = actor.loss == "oapl" or (actor.loss != "reinforce" and not actor.recompute_logprobs)
+    return correction_of(actor) == "none" and not has_own_ratio and not is_divergence_alone(actor)
+
+
+def is_divergence_alone(actor: ActorConfig) -> bool:
+    """Whether the loss is that from a teacher over the vocabulary, which no ratio weighs."""
+    return actor.advantage == "distill" and actor.distill_beta is not None
 
 
 def _prox(actor: ActorConfig) -> Iterator[str]:
@@ -125,7 +158,7 @@ def _sequences(actor: ActorConfig) -> Iterator[str]:
         made = "a teacher" if uses_teacher(actor) else f'"{actor.advantage}"'
         one = 'actor.loss = "oapl" fits one advantage to each trajectory'
         yield f'{one}, and {made} gives one to each token: set actor.advantage = "oapl", without a teacher'
-    if correction == "vcpo" and actor.advantage == "distill" and actor.distill_beta is not None:
+    if correction == "vcpo" and is_divergence_alone(actor):
         loss = 'the loss of actor.advantage = "distill" with actor.distill_beta'
         yield f'actor.correction = "vcpo" has nothing to weigh in {loss}: set actor.correction = "none"'
     if correction == "vcpo" and actor.loss != "reinforce" and not is_users(actor.loss):
@@ -204,9 +237,6 @@ def _nf4(c: Config, lora: LoraConfig) -> Iterator[str]:
     }
     if wrong := [name for name, is_set in others.items() if is_set]:
         yield f'actor.lora.variant "nf4" is refused with {wrong[0]}: remove one of them'
-    if correction_of(c.actor) == "none":
-        why = "generators sample with the weights that it rounds"
-        yield f'actor.lora.variant "nf4" needs a correction, as {why}: set actor.correction = "decoupled" or "tis"'
 
 
 def _optimizer(actor: ActorConfig) -> Iterator[str]:

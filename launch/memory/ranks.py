@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from areal_bus.config.algorithms import keeps_reference
 from areal_bus.config.capacity import BUCKET_BYTES, DELTA_VERSIONS, LOGITS_MIB, NF4_BYTES, TEACHER_COPIES, logits_chunk
-from areal_bus.config.names.engines import kind_of
+from areal_bus.config.names.engines import NumberFormats, kind_of
 from areal_bus.config.rollout import n_versions, prefix_share
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
@@ -328,7 +328,9 @@ def generator_need(config: Config, shape: DecoderShape, n_prompt: int) -> Need:
     sampling = N_SAMPLED * slots * shape.vocabulary * 8
     kept = 0.0 if config.has_plain_prompts else prefix_share(config)  # else it fills what the slots leave free
     prefixes = int(kept * slots * most)
-    of_version = (weights + (slots * positions + prefixes) * shape.kv_per_token * one) // width
+    served = NumberFormats.of_arguments(config.engine.arguments)
+    held = weights - (shape.n_parameters - root_numbers(shape)) * (one - served.bytes_of("weights", one))
+    of_version = (held + (slots * positions + prefixes) * shape.kv_per_token * served.bytes_of("cache", one)) // width
     on_device = n_versions(config.rollout) * of_version + sampling
     on_host = libraries(config, Role.GENERATOR) + N_BUCKETS * min(BUCKET_BYTES, counts.pushed_bytes)
     on_host += payload_bytes(config, counts) + server_bytes(config, weights)

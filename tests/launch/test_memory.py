@@ -281,6 +281,20 @@ def test_a_simulated_generator_and_actors_without_a_model_need_no_device() -> No
     assert MAX_DELTA_SHARE == MAX_SHARE
 
 
+def test_a_servers_formats_of_one_byte_count_as_one_and_unknown_ones_as_the_model() -> None:
+    def device(*arguments: str) -> int:
+        chosen = config(rollout={"engine": "vllm"}, engine={"arguments": arguments})
+        return need(chosen, Role.GENERATOR).device
+
+    def saved(*arguments: str) -> int:
+        return device() - device(*arguments)
+
+    positions = ranks.SLOT_STEP  # of each of 32 slots: no answer is longer
+    assert saved("--quantization", "fp8") == 3 * (N - SHAPE.vocabulary * SHAPE.hidden), "not of the tied embedding"
+    assert saved("--kv-cache-dtype=int8") == 3 * 32 * positions * SHAPE.kv_per_token
+    assert saved("--quantization", "gptq", "--kv-cache-dtype", "auto") == 0
+
+
 def test_forked_actors_share_imported_modules() -> None:
     """The plan of 512 ranks on a host with 24 GiB: without forks it needs several such hosts."""
     simulated = load(ROOT / "configs" / "sim512.toml", ["topology.host_memory_gib=24"], {})

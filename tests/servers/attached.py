@@ -23,7 +23,14 @@ WEIGHTS = {"sglang": "/update_weights_from_distributed", "vllm": "/collective_rp
 
 
 def config(
-    folder: Path, kind: str, *, on_update: str = "recompute", gconfig: Any = None, lora: Any = None, **engine: Any
+    folder: Path,
+    kind: str,
+    *,
+    on_update: str = "recompute",
+    gconfig: Any = None,
+    lora: Any = None,
+    actor: Any = None,
+    **engine: Any,
 ) -> Config:
     return Config.model_validate({
         "model": {"path": str(folder)},
@@ -32,7 +39,7 @@ def config(
         "rollout": {"engine": kind, "on_update": on_update},
         "engine": {"call_timeout_s": 10.0, **engine},
         "weights": {"timeout_s": 10.0},
-        "actor": {"lora": lora},
+        "actor": {"lora": lora, **(actor or {})},
     })  # fmt: skip
 
 

@@ -10,9 +10,11 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 
 from actors.engines.builtin import limits
 from actors.engines.protocol import Request
+from areal_bus.config.algorithms import rounding_rules
+from areal_bus.config.names.engines import NumberFormats
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError, EngineLost
 
-SHORT = {"bfloat16": "bf16"}  # names of KV-cache dtypes at SGLang
 ROUNDING = 1e-2  # by which a log-prob may be over 0
 
 
@@ -92,28 +94,16 @@ def check_names(url: str, served: Iterable[str], names: Iterable[str]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NumberFormats:
-    """How a server holds numbers; None or "auto" where it does not say."""
-
-    dtype: str | None  # of weights and activations
-    quantization: str | None  # of weights
-    cache: str | None  # dtype of keys and values; "auto": as the others
-
-
-def check_formats(url: str, served: NumberFormats, dtype: str) -> None:
-    """Compare the formats of an attached server with the run's. Raises ConfigError with the flag to set."""
-    computes, cache = (str(name).removeprefix("torch.") for name in (served.dtype, served.cache))
-    same = {dtype, SHORT.get(dtype), "auto", "None"}
-    rules = [
-        (computes not in (dtype, "None"), f"dtype mismatch: {url} computes in {computes}, and model.dtype is {dtype}: "
-         f"start it with --dtype {dtype}"),
-        (bool(served.quantization), f"quantization mismatch: the weights of {url} are in {served.quantization}, and "
-         f"model.dtype is {dtype}: start it without --quantization"),
-        (cache not in same, f"KV-cache dtype mismatch: keys and values of {url} are in {cache}, and model.dtype is "
-         f"{dtype}: start it without --kv-cache-dtype"),
-    ]  # fmt: skip
-    refuse(rules)
+def check_formats(url: str, served: NumberFormats, config: Config, *, is_own: bool) -> None:
+    """Compare a server's formats with the run's. `is_own`: the run sets its dtype. Raises ConfigError with the flag."""
+    dtype = config.model.dtype
+    if not is_own and served.dtype not in ("", dtype):
+        raise ConfigError(
+            f"dtype mismatch: {url} computes in {served.dtype}, and model.dtype is {dtype}: start it with --dtype "
+            f"{dtype}"
+        )
+    for sentence in rounding_rules(config, served, url):
+        raise ConfigError(sentence)
 
 
 def refuse(rules: Iterable[tuple[bool, str]]) -> None:

@@ -265,17 +265,14 @@ def environment(context: Context, config: Config) -> dict[str, str]:
 
 def meet(met: protocol.ServerContext) -> protocol.Server:
     """The server, joined to a process group. Raises ConfigError if it cannot serve the run, and EngineLost."""
-    config, call_s = met.config, met.config.engine.call_timeout_s
-    keep = config.rollout.on_update == "keep"
+    config = met.config
     names = met.shape.parameters if met.process is None else None
     abilities = sglang_probe.probe(
         met.link,
         architecture=met.architecture,
         names=names,
-        dtype=config.model.dtype,
-        keep=keep,
+        config=config,
         longest=met.longest,
-        timeout_s=call_s,
     )
     return SGLang(met, WeightBroadcast(address=met.address, interface=met.interface), abilities)
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.engines.servers.http_client import HttpClient, ServerRejected
-from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names, refuse
+from actors.engines.servers.model_spec import check_formats, check_names, refuse
 from actors.engines.servers.protocol import has_field, number
+from areal_bus.config.names.engines import NumberFormats
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
 
 ROOM = 8  # positions beyond the longest sample: SGLang ends a completion a few tokens before its limit
@@ -36,14 +38,13 @@ def probe(
     *,
     architecture: str,
     names: Collection[str] | None,
-    dtype: str,
-    keep: bool,
+    config: Config,
     longest: int,
-    timeout_s: float,
 ) -> SGLangCapabilities:
-    """Its capabilities; leaves it idle. `names`, `dtype`: to compare, if it may differ; `longest`: tokens of a sample;
-    `keep`: KV caches stay across updates. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
+    """Its capabilities; leaves it idle. `names`: to compare, of a server that others started; `longest`: tokens of a
+    sample. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
     """
+    keep, timeout_s = config.rollout.on_update == "keep", config.engine.call_timeout_s
     try:
         routes = link.call("GET", "/openapi.json", timeout_s=timeout_s)
         paths, modes = set(routes["paths"]), pause_modes(routes)
@@ -55,8 +56,7 @@ def probe(
         check(link.url, paths, settings, model, architecture=architecture, stale=stale)
         check_room(link.url, settings, longest)
         free(link, paths, timeout_s=timeout_s)
-        if names is not None:
-            check_formats(link.url, formats(settings), dtype)
+        check_formats(link.url, formats(settings), config, is_own=names is None)
         if names is not None and CHECKER in paths:
             check_weights(link, names, timeout_s=timeout_s)
         abilities = SGLangCapabilities(
@@ -130,7 +130,13 @@ def check_weights(link: HttpClient, names: Collection[str], *, timeout_s: float)
 
 
 def formats(settings: Mapping[str, Any]) -> NumberFormats:
-    return NumberFormats(settings.get("dtype"), settings.get("quantization"), settings.get("kv_cache_dtype"))
+    return NumberFormats.of(
+        dtype=settings.get("dtype"),
+        weights=settings.get("quantization"),
+        torchao=settings.get("torchao_config"),
+        cache=settings.get("kv_cache_dtype"),
+        loader=settings.get("load_format"),
+    )
 
 
 def replicas(settings: Mapping[str, Any]) -> int:

@@ -243,17 +243,14 @@ def cores(context: Context, config: Config) -> dict[str, str]:
 
 def meet(met: protocol.ServerContext) -> protocol.Server:
     """The server, ready for weights. Raises ConfigError if it cannot serve the run, and EngineLost."""
-    config, call_s = met.config, met.config.engine.call_timeout_s
-    keep = config.rollout.on_update == "keep"
+    config = met.config
     names = met.shape.parameters if met.process is None else None
     abilities = vllm_probe.probe(
         met.link,
         names=names,
-        dtype=config.model.dtype,
+        config=config,
         is_tied=bool(met.shape.tied),
-        keep=keep,
         longest=met.longest,
-        timeout_s=call_s,
     )
     for one in samplings_of(config):
         controls = SamplingControls(**one.controls())

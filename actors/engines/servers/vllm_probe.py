@@ -6,8 +6,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from actors.engines.servers.http_client import HttpClient, ServerRejected
-from actors.engines.servers.model_spec import NumberFormats, check_formats, check_names, refuse
+from actors.engines.servers.model_spec import check_formats, check_names, refuse
 from actors.engines.servers.protocol import has_field, number
+from areal_bus.config.names.engines import NumberFormats
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 
 OLDEST = (0, 32)  # the oldest release that was tried
@@ -30,20 +32,19 @@ def probe(
     link: HttpClient,
     *,
     names: Collection[str] | None,
-    dtype: str,
+    config: Config,
     is_tied: bool,
-    keep: bool,
     longest: int,
-    timeout_s: float,
 ) -> VLLMCapabilities:
-    """Its settings; leaves it idle. `names`, `dtype`: to compare, if it may differ; `longest`: tokens of a sample;
-    `keep`: KV caches stay across updates. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
+    """Its settings; leaves it idle. `names`: to compare, of a server that others started; `longest`: tokens of a
+    sample. Raises ConfigError if it cannot serve the run, EngineLost for no answer.
     """
     host = urlsplit(link.url).hostname
     if host not in HERE:
         raise ConfigError(
             f"vLLM takes its weights from a folder: its server is on this machine, not {host} (engine.urls)"
         )
+    keep, timeout_s = config.rollout.on_update == "keep", config.engine.call_timeout_s
     try:
         version = str(link.call("GET", "/version", timeout_s=timeout_s)["version"])
         routes = link.call("GET", "/openapi.json", timeout_s=timeout_s)
@@ -51,8 +52,7 @@ def probe(
         salts = has_field(routes, "GenerateRequest", "cache_salt")
         settings = link.call("GET", "/server_info?config_format=json", timeout_s=timeout_s)["vllm_config"]
         check_settings(link.url, settings, is_tied=is_tied, keeps_prefixes=keep and not salts, longest=longest)
-        if names is not None:
-            check_formats(link.url, formats(settings), dtype)
+        check_formats(link.url, formats(settings), config, is_own=names is None)
         free(link, timeout_s=timeout_s)
         if names is not None:
             served = link.call("POST", CHECKER, {"action": "checksum"}, timeout_s=timeout_s)["checksums"]
@@ -100,7 +100,7 @@ def check_settings(url: str, settings: Mapping[str, Any], *, is_tied: bool, keep
 
 def formats(settings: Mapping[str, Any]) -> NumberFormats:
     model, cache = settings["model_config"], settings["cache_config"]
-    return NumberFormats(model.get("dtype"), model.get("quantization"), cache.get("cache_dtype"))
+    return NumberFormats.of(dtype=model.get("dtype"), weights=model.get("quantization"), cache=cache.get("cache_dtype"))
 
 
 def is_untied(settings: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ class EngineKind:
     packages: tuple[str, ...] = ()  # of its server; the first that is installed counts
     process_bytes: int = 0  # host memory of its processes, without weights, keys and values
     copies_weights: bool = False  # in /dev/shm, on their way to the server
+    requantizes_with: str = ""  # --load-format with which it quantizes pushed weights; "": with any
 
 
 ENGINES = {
@@ -37,6 +38,7 @@ ENGINES = {
         tensor_parallel=True,
         packages=("sglang",),
         process_bytes=1800 * MIB,  # estimated from 0.5.23 on CPU
+        requantizes_with="flash_rl",
     ),
     "vllm": EngineKind(
         "actors.engines.servers.connect:open_engine",
@@ -72,6 +74,63 @@ def why_unknown(engine: str) -> str:
     names = ", ".join(f'"{name}"' for name in ENGINES)
     hint = f"; the nearest is {near[0]}" if near else ""
     return f'unknown rollout.engine {engine!r}: it is {names} or "module:function"{hint}'
+
+
+FLAGS = {
+    "--dtype": "dtype",
+    "--quantization": "weights",
+    "-q": "weights",
+    "--torchao-config": "torchao",
+    "--kv-cache-dtype": "cache",
+    "--load-format": "loader",
+}
+ALIKE = ("auto", "none", "None")  # values that leave the model's format
+SHORT = {"bf16": "bfloat16"}  # a name of a KV-cache dtype at SGLang
+OF_ONE_BYTE = ("fp8", "mxfp8", "int8", "w8a8")  # beginnings of names of formats
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormats:
+    """How a server holds numbers, in its own names; "" where it does not say."""
+
+    dtype: str = ""  # of weights and activations
+    weights: str = ""  # what quantizes linear layers
+    torchao: str = ""  # the same by torchao, once
+    cache: str = ""  # dtype of keys and values
+    loader: str = ""  # --load-format
+
+    @staticmethod
+    def of(**given: object) -> "NumberFormats":
+        """From a server's settings, which may be None."""
+        words = {name: str(value or "").removeprefix("torch.") for name, value in given.items()}
+        return NumberFormats(**{name: SHORT.get(word, word) for name, word in words.items()})
+
+    @staticmethod
+    def of_arguments(arguments: Sequence[str]) -> "NumberFormats":
+        """From a command line. Of a repeated flag the last one counts."""
+        found: dict[str, str] = {}
+        for place, word in enumerate(arguments):
+            flag, equals, value = word.partition("=")
+            if name := FLAGS.get(flag.replace("_", "-")):
+                found[name] = value if equals else "".join(arguments[place + 1 : place + 2])
+        return NumberFormats.of(**found)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its linear layers are."""
+        return self.weights not in ("", *ALIKE)
+
+    def rounded(self, dtype: str) -> str:
+        """What it holds in fewer bits than a model in `dtype`, in words; "" if nothing."""
+        same = ("", dtype, *ALIKE)
+        weights = next((one for one in (self.weights, self.torchao, self.dtype) if one not in same), "")
+        if weights:
+            return f"weights in {weights}"
+        return "" if self.cache in same else f"keys and values in {self.cache}"
+
+    def bytes_of(self, name: str, dtype_bytes: int) -> int:
+        """Bytes of a number of the "weights" of linear layers or the "cache"; unknown formats count as the model."""
+        return 1 if getattr(self, name).startswith(OF_ONE_BYTE) else dtype_bytes
 
 
 def named(engines: Sequence[str]) -> str:

@@ -41,13 +41,12 @@ from tests.support.polling import wait_until
 MORE_LAYERS = having(names=["model.layers.2.mlp.down_proj.weight"])
 RULE_OF_NAMES = r"differ in 'layers\.2'; start it with the folder of model\.path"
 DTYPE = "dtype mismatch: .* computes in {}, and model.dtype is float32: start it with --dtype float32"
-QUANTIZED = "quantization mismatch: the weights of .* are in {}, .* start it without --quantization"
-SHORT_CACHE = "KV-cache dtype mismatch: .* are in {}, .* start it without --kv-cache-dtype"
+ONCE = "weights in {} are refused .* would not quantize pushed weights again: use .* --load-format flash_rl, or none"
 UNFIT: list[tuple[str, Any, str]] = [
     ("sglang", having(settings={"dtype": "bfloat16", "kv_cache_dtype": "auto"}), DTYPE.format("bfloat16")),
     ("sglang", having(settings={"dtype": "auto"}), DTYPE.format("auto")),
-    ("sglang", having(settings={"dtype": "float32", "quantization": "w8a8_int8"}), QUANTIZED.format("w8a8_int8")),
-    ("sglang", having(settings={"dtype": "float32", "kv_cache_dtype": "fp8_e4m3"}), SHORT_CACHE.format("fp8_e4m3")),
+    ("sglang", having(settings={"dtype": "float32", "quantization": "w8a8_int8"}), ONCE.format("w8a8_int8")),
+    ("sglang", having(settings={"dtype": "float32", "torchao_config": "int8wo"}), ONCE.format("int8wo")),
     ("sglang", having(version="0.5.9"), "0.5.10 or newer is needed, for safety: .* is 0.5.9; upgrade"),
     ("sglang", without("/init_weights_update_group"), "routes that .* has not: /init_weights_update_group; upgrade"),
     ("sglang", having(architecture="Qwen2ForCausalLM"), "a LlamaForCausalLM: .* serves Qwen2ForCausalLM; start it"),
@@ -62,12 +61,6 @@ UNFIT: list[tuple[str, Any, str]] = [
     ("sglang", having(answers={"/openapi.json": [(200, "a printer")]}), "engine.urls must name SGLang servers"),
     ("sglang", having(answers={"/generate": [(503, "no room")]}), "refused to sample a token: it answers 503: no room"),
     ("vllm", having(model={"dtype": "torch.bfloat16"}), DTYPE.format("bfloat16")),
-    ("vllm", having(model={"dtype": "torch.float32", "quantization": "fp8"}), QUANTIZED.format("fp8")),
-    (
-        "vllm",
-        having(model={"dtype": "torch.float32"}, cache={"cache_dtype": "fp8_e5m2"}),
-        SHORT_CACHE.format("fp8_e5m2"),
-    ),
     ("vllm", having(version="0.31.2"), r"0\.32 or newer is needed: .* is 0\.31\.2; upgrade"),
     ("vllm", without("/collective_rpc"), "has not: /collective_rpc; start it with VLLM_SERVER_DEV_MODE=1"),
     ("vllm", having(scale_out=False), "has not: start it with --enable-scale-out"),
@@ -126,6 +119,26 @@ def test_requests_are_salted_with_their_weights_where_the_server_can(
         assert len(set(labels)) == 3
 
 
+FP8_CACHE = ("keys and values in fp8_e4m3", having(settings={"dtype": "float32", "kv_cache_dtype": "fp8_e4m3"}))
+FLASH = {"dtype": "float32", "quantization": "fp8", "load_format": "flash_rl"}
+ROUNDED: list[tuple[str, str, Any]] = [
+    ("sglang", *FP8_CACHE),
+    ("sglang", "weights in fp8", having(settings=FLASH)),
+    ("vllm", "weights in fp8", having(model={"dtype": "torch.float32", "quantization": "fp8"})),
+    ("vllm", "keys and values in fp8", having(model={"dtype": "torch.float32"}, cache={"cache_dtype": "fp8"})),
+]
+
+
+@pytest.mark.parametrize(("kind", "what", "change"), ROUNDED)
+def test_a_server_of_fewer_bits_is_taken_with_a_correction_only(
+    folder: Path, kind: str, what: str, change: Any
+) -> None:
+    with SPEAKING[kind](change) as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+    with SPEAKING[kind](change) as fake, pytest.raises(ConfigError, match=f"missing correction with {what} .*http"):
+        attach(folder, fake, actor={"correction": "none"})
+
+
 def test_an_attached_server_of_the_runs_formats_is_taken(folder: Path) -> None:
     same = having(model={"dtype": "torch.float32", "quantization": None}, cache={"cache_dtype": "auto"})
     with SPEAKING["vllm"](same) as fake, running(folder, fake) as run:
@@ -169,7 +182,7 @@ def test_a_server_that_times_out_ends_the_job_at_its_start_and_an_incarnation_la
 def test_a_vllm_server_of_another_machine_is_refused() -> None:
     link = HttpClient("http://127.0.0.2:9")
     with pytest.raises(ConfigError, match=r"its server is on this machine, not 127\.0\.0\.2"):
-        probe(link, names=None, dtype="float32", is_tied=False, keep=False, longest=9, timeout_s=5.0)
+        probe(link, names=None, config=Config(), is_tied=False, longest=9)
     link.close()
 
 

@@ -5,7 +5,8 @@ import pytest
 from actors.generator.actor import make_engine
 from actors.runtime.context import Context
 from actors.runtime.user_code import load_function
-from areal_bus.config.names.engines import ENGINES, EngineKind, kind_of
+from areal_bus.config.algorithms import LOSSES
+from areal_bus.config.names.engines import ENGINES, EngineKind, NumberFormats, kind_of
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
@@ -62,3 +63,51 @@ def test_an_object_that_is_not_an_engine_is_refused_with_its_missing_methods() -
     missing = Config.model_validate({"rollout": {"engine": f"{OWN}:open_none"}})
     with pytest.raises(ConfigError, match=r"missing function 'open_none' in module .* \(rollout.engine\)"):
         make_engine(context, missing, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rounded"),
+    [
+        ("--quantization fp8", "weights in fp8"),
+        ("--quantization=int8_per_channel --kv-cache-dtype fp8", "weights in int8_per_channel"),
+        ("-q fp8 --quantization none --kv_cache_dtype=fp8_e5m2", "keys and values in fp8_e5m2"),
+        ("--dtype bfloat16", "weights in bfloat16"),
+        ("--dtype float32 --kv-cache-dtype auto --gpu-memory-utilization 0.8 --quantization", ""),
+    ],
+)
+def test_a_servers_arguments_say_what_it_rounds_and_the_last_one_counts(arguments: str, rounded: str) -> None:
+    assert NumberFormats.of_arguments(arguments.split()).rounded("float32") == rounded
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("source", ["nf4", "fp8"])
+def test_numbers_of_fewer_bits_need_the_ratio_to_the_sampler_and_the_remedy_is_accepted(
+    source: str, loss: str, recompute: bool
+) -> None:
+    more: dict[str, Any] = {"actor": {"lora": {"variant": ["nf4"]}}}
+    if source == "fp8":
+        more = {"rollout": {"engine": "vllm"}, "engine": {"arguments": ["--quantization", "fp8"]}}
+    actor = more.get("actor", {}) | {"loss": loss, "correction": "none", "recompute_logprobs": recompute}
+    if loss == "oapl" or (loss != "reinforce" and not recompute):
+        check(Config.model_validate(RUN | more | {"actor": actor}))
+        return
+    said = refusal(**more, actor=actor)
+    assert said.startswith("missing correction with ")
+    remedies = {
+        'set actor.correction = "decoupled" or "tis"': {"correction": "tis"},
+        'set actor.correction = "decoupled" or "tis", and actor.recompute_logprobs = true': {
+            "correction": "tis",
+            "recompute_logprobs": True,
+        },
+        "set actor.recompute_logprobs = false": {"recompute_logprobs": False},
+    }
+    check(Config.model_validate(RUN | more | {"actor": actor | remedies[said.partition("; ")[2]]}))
+
+
+def test_sglang_quantizes_pushed_weights_with_one_loader_only() -> None:
+    def arguments(*words: str) -> dict[str, Any]:
+        return {"rollout": {"engine": "sglang"}, "engine": {"arguments": ["--quantization", "fp8", *words]}}
+
+    assert "use --quantization fp8 and --load-format flash_rl, or none" in refusal(**arguments())
+    check(Config.model_validate(RUN | arguments("--load-format", "flash_rl")))
