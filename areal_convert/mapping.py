@@ -147,11 +147,32 @@ def section_of(key: Key, foreign: Foreign) -> Any:
     return foreign.section(key.theirs[:-1]) or None
 
 
+INVALID = (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError)
+
+
 def read(system: System, key: Key, value: Any, foreign: Foreign) -> Ours:
     try:
         return {key.ours: value} if key.read is None else key.read(value, foreign)
-    except (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError):
-        raise ConfigError(f"{key.theirs} is no value that {system.title} accepts: it is {value!r}") from None
+    except INVALID:
+        wrong = invalid_key(key, value, foreign)
+        given = value if wrong == key.theirs else foreign.values[wrong]
+        raise ConfigError(f"{wrong} is no value that {system.title} accepts: it is {given!r}") from None
+
+
+def invalid_key(key: Key, value: Any, foreign: Foreign) -> str:
+    """Of the keys that a reader asked, the one without whose value it succeeds; else its own."""
+    others = [other for other in foreign.asked if other in foreign.values and other != key.theirs]
+    return next((other for other in others if succeeds_without(other, key, value, foreign)), key.theirs)
+
+
+def succeeds_without(other: str, key: Key, value: Any, foreign: Foreign) -> bool:
+    kept = foreign.values.pop(other)
+    try:
+        return key.read is None or key.read(value, foreign) is not None
+    except INVALID:
+        return False
+    finally:
+        foreign.values[other] = kept
 
 
 def finish(system: System, ours: Ours, foreign: Foreign) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from areal_convert import verl_reward
+from areal_convert import verl_distillation, verl_reward
 from areal_convert.fitting import tidy
 from areal_convert.mapping import Absent, Foreign, Key, Ours, System
 from areal_convert.values import (
@@ -180,6 +180,7 @@ KEYS = (
     Key(f"{OPTIMIZER}weight_decay", "actor.weight_decay", "", 0.01, as_number("actor.weight_decay")),
     Key(f"{OPTIMIZER}betas", "actor.adam_beta1, actor.adam_beta2", "", [0.9, 0.999], betas),
     Key(f"{OPTIMIZER}clip_grad", "actor.max_grad_norm", "", None, as_number("actor.max_grad_norm")),
+    *verl_distillation.KEYS,
     Key(f"{REF}model.path", "reference.path", "with a KL", None, path_of("reference.path")),
     Key("critic.optim.lr", "critic.lr", "with gae", None, as_number("critic.lr")),
     Key("critic.model.path", "critic.path", "with gae", None, path_of("critic.path")),
@@ -220,10 +221,6 @@ KEYS = (
 def of_another_loss(value: object, foreign: Foreign) -> bool:
     """Parameters of a loss are off unless that loss is chosen; it is lost itself then."""
     return str(foreign.get(f"{ACTOR}policy_loss.loss_mode", "vanilla")) in LOSSES
-
-
-def distills(value: object, foreign: Foreign) -> bool:
-    return not foreign.get("distillation.enabled", False)
 
 
 def of_turns(value: object, foreign: Foreign) -> bool:
@@ -301,8 +298,7 @@ ABSENT = (
     Absent("algorithm.use_pf_ppo", "all samples of a batch are trained"),
     Absent("algorithm.pf_ppo.*", "all samples of a batch are trained", lambda value, foreign: not foreign.get(
         "algorithm.use_pf_ppo")),
-    Absent("distillation.enabled", "set teacher.path and actor.distill_coef or distill_beta: docs/algorithms.md"),
-    Absent("distillation.*", "set teacher.path and actor.distill_coef or distill_beta: docs/algorithms.md", distills),
+    *verl_distillation.ABSENT,
     Absent(f"{ACTOR}policy_loss.*", "a parameter of a loss that is not there", of_another_loss),
     Absent(f"{ACTOR}shuffle", "groups are dealt to minibatches in order"),
     Absent(f"{ACTOR}freeze_vision_tower", "text models only"),
@@ -399,6 +395,7 @@ def finish(ours: Ours, foreign: Foreign) -> None:
     correction(ours, foreign)
     staleness(ours, foreign)
     verl_reward.reward(ours, foreign)
+    verl_distillation.distillation(ours, foreign)
     tidy(ours, foreign)
 
 

@@ -141,6 +141,26 @@ def test_any_part_of_a_file_is_converted_to_settings_that_go_together(data: st.D
         ("epochs: 3", [], "unknown origin"),
         ("epochs: 3", ["--from", "trl"], "no key of .* is one"),
         ("learning_rate: fast", [], "learning_rate is no value that TRL accepts: it is 'fast'"),
+        (
+            "{loss_type: sapo, sapo_temperature_pos: 1.0, sapo_temperature_neg: hot}",
+            [],
+            "^sapo_temperature_neg is no .* 'hot'",
+        ),
+        (
+            "{loss_type: sapo, sapo_temperature_pos: hot, sapo_temperature_neg: 1.0}",
+            [],
+            "^sapo_temperature_pos is no .* 'hot'",
+        ),
+        (
+            "{actor_rollout_ref: {model: {lora_rank: 8, lora_alpha: big}}}",
+            [],
+            "^actor_rollout_ref.model.lora_alpha is no",
+        ),
+        (
+            "{distillation: {enabled: 1}, algorithm: {}}",
+            [],
+            "distillation.enabled is no value that verl accepts: it is 1",
+        ),
         ("gconfig: {n_samples: 1.5}\nrollout: {x: 1}", [], "gconfig.n_samples is no value that AReaL accepts"),
         ("algorithm: {lam: '${algorithm.lam}'}", [], "endless reference"),
         ("learning_rate: -1.0", [], "do not go together here: actor.lr must be a number, above 0"),

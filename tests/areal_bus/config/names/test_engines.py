@@ -92,7 +92,7 @@ def test_numbers_of_fewer_bits_need_the_ratio_to_the_sampler_and_the_remedy_is_a
     if loss == "oapl" or (loss != "reinforce" and not recompute):
         check(Config.model_validate(RUN | more | {"actor": actor}))
         return
-    said = refusal(**more, actor=actor)
+    said = refusal(**(more | {"actor": actor}))
     assert said.startswith("missing correction with ")
     remedies = {
         'set actor.correction = "decoupled" or "tis"': {"correction": "tis"},
