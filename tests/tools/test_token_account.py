@@ -21,6 +21,7 @@ from tests.tools.audit.forged_terms import crashed_run
 from tests.tools.audit.test_simulated import Recorded, goes_back, journal
 from tools.audit import run_settings
 from tools.audit.audit import audit
+from tools.follow import JournalFollower
 from tools.report import __main__ as report
 from tools.report.facts import token_account as fates
 from tools.report.facts.length_bias import LengthBias, estimate, length_biases
@@ -28,8 +29,10 @@ from tools.report.facts.run_facts import read_facts
 from tools.report.facts.sampling_time import SamplingTime
 from tools.report.facts.token_account import FateRow, TokenAccount, fate_rows
 from tools.run import Run
+from tools.trackers.series import EVENTS, Row, SeriesReader
 
 IN_BATCHES = {fates.TRAINED, fates.MASKED, fates.NO_GRADIENT}
+BIAS = "rollout/length_bias"
 Out = pytest.CaptureFixture[str]
 
 
@@ -216,6 +219,14 @@ def three_groups() -> list[dict[str, Any]]:
     return [*lines, {"event": "update", "version": 3, "n_tokens_trained": 100.0}]
 
 
+def tracked(folder: Path) -> dict[str, float]:
+    """The last value of each series of the length bias; the config of these runs is unknown."""
+    reader = SeriesReader()
+    rows = [item for line in JournalFollower(Run(folder), EVENTS).read() for item in reader.take(line)]
+    found = {name: x for row in rows if isinstance(row, Row) for name, x in row.values.items()}
+    return {name.removeprefix(BIAS): x for name, x in found.items() if name.startswith(BIAS)}
+
+
 def test_the_bias_of_a_journal_written_by_hand_is_the_one_computed_by_hand(tmp_path: Path, capsys: Out) -> None:
     write(tmp_path / "run", *three_groups())
     assert report.main([str(tmp_path / "run"), "--json"]) == 0
@@ -229,6 +240,7 @@ def test_the_bias_of_a_journal_written_by_hand_is_the_one_computed_by_hand(tmp_p
     assert found["ratio"] == pytest.approx({"value": 15 / 23, "low": 0.2546, "high": 1.6703}, rel=1e-3)
     assert (found["long_from"], found["long_sampled"], found["long_trained"]) == pytest.approx((60, 12 / 23, 0.4))
     assert found["long_ratio"]["value"] == pytest.approx(0.4 * 23 / 12)
+    assert tracked(tmp_path / "run") == pytest.approx({"": 15 / 23})
 
 
 def test_the_interval_covers_the_truth_in_about_95_of_100_runs() -> None:
@@ -255,7 +267,9 @@ def simulated_bias(folder: Path, policy: StalenessPolicy, seed: int) -> LengthBi
     scenario = Scenario(seed, policy, lengths=tail, n_rewards=2, patience_s=1e5, **sizes)
     ring = Recorded(scenario)
     assert not ring.run().violations
-    return length_biases(read_facts(Run(journal(folder, scenario, ring))).samples)[0]
+    found = length_biases(read_facts(Run(journal(folder, scenario, ring))).samples)[0]
+    assert tracked(folder)[""] == pytest.approx(found.ratio.value, rel=0.05), "but for what is decided after the end"
+    return found
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -282,3 +296,14 @@ def test_each_of_several_sources_has_its_bias_beside_that_of_all(tmp_path: Path)
     assert {name: one.ratio.value for name, one in found.items()} == pytest.approx(
         {"": 15 / 23, "sums": 1.0, "words": 30 / 47.5}
     )
+    assert tracked(tmp_path / "run") == pytest.approx({"": 15 / 23, "/sums": 1.0, "/words": 30 / 47.5})
+
+
+def test_an_undone_update_leaves_the_bias_and_its_samples_count_as_sampled(tmp_path: Path) -> None:
+    """Group 1 is trained, undone and trained again without its longest sample; group 2 is erased."""
+    *lines, update = three_groups()
+    again = [line for line in lines if line["event"] == "trajectory" and line["uid"] == 1 and not line["sample"]]
+    back = {"event": "term", "version": 2, "term": 1, "next_uid": 2, "open": [1], "kept": [[0]]}
+    lines = [line for line in lines if line["event"] != "refund"] + [update, back]
+    write(tmp_path / "run", *lines, *again, {"event": "update", "version": 3, "term": 1, "n_tokens_trained": 20.0})
+    assert tracked(tmp_path / "run") == pytest.approx({"": 20 / ((10 + 30 + 20 + 60 + 50 + 60 + 1 + 1) / 8)})

@@ -86,6 +86,18 @@ def trained_part(batch: Sequence[TrainedSample], setup: RunSettings) -> list[Tra
     return [one for one in chosen if not (setup.leaves_truncated_out and one.finish == "length")]
 
 
+def trained_tokens(batch: Sequence[TrainedSample], figures: Mapping[str, Any], setup: RunSettings) -> list[float]:
+    """Tokens of each trajectory in the loss of an update with these figures: equal shares where no more is known."""
+    chosen = trained_part(batch, setup)
+    in_loss = {(one.uid, one.sample) for one in (batch if chosen is None else chosen)}
+    known = [float(one.n_trained) if (one.uid, one.sample) in in_loss else 0.0 for one in batch]
+    n_trained = figures.get("n_tokens_trained")
+    if n_trained is None or n_trained == sum(known):
+        return known
+    share = n_trained / (sum(one.n_trained for one in batch) or 1)  # an estimator of which the journal knows less
+    return [share * one.n_trained for one in batch]
+
+
 def with_signal(batch: Sequence[TrainedSample]) -> set[tuple[int, str]]:
     """Groups and roles whose rewards differ."""
     rewards: dict[tuple[int, str], set[float]] = {}

@@ -1,14 +1,18 @@
 """Scalar series of a run by version, under the field's names (docs/trackers.md). Pure: lines in, rows out."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
+from tools.audit import run_settings
+from tools.audit.run_settings import RunSettings
 from tools.run import Line, is_number
+from tools.trackers.length_bias import LengthBiasReader
 
 UPDATE = "update"  # key of the rows of training steps
-EVENTS = ("admit", "batch", "evaluation", "member", "publish", "push", "pushed", "refund", "spans", "start", "step",
-          "term", "trajectory", "update")  # fmt: skip
+EVENTS = ("admit", "batch", "evaluation", "member", "publish", "push", "pushed", "refund", "scored", "spans", "start",
+          "step", "term", "trajectory", "update")  # fmt: skip
 
 FIGURES: Mapping[str, tuple[str, str]] = {  # figure of a `step` or `update` line -> series, meaning
     "reward": ("rollout/reward", "mean reward of the batch"),
@@ -45,6 +49,7 @@ OTHERS: Mapping[str, str] = {  # series from other lines
     "rollout/reward_max": "largest of these rewards",
     "rollout/length": "mean sampled tokens of a trajectory",
     "rollout/length_max": "largest of these",
+    "rollout/length_bias": "of the run so far: mean trained tokens of a trained sample / mean tokens of a sampled one",
     "staleness/trajectory_lag": "mean lag of the oldest token of a trajectory, masked ones too",
     "staleness/trajectory_lag_max": "largest of these",
     "perf/step_s": "seconds since the update before",
@@ -60,6 +65,7 @@ OTHERS: Mapping[str, str] = {  # series from other lines
 }
 PATTERNS: Mapping[str, str] = {  # series whose names depend on the run
     "rollout/reward/NAME": "mean of one of several rewards (docs/rewards.md)",
+    "rollout/length_bias/SOURCE": "of each [[data.source]]",
     "train/FIGURE": "any other figure of the step",
     "ring/refunds/REASON": "ring/refunds for one reason",
     "time/ROLE/LABEL": "share of the time of a role's actors since the update before",
@@ -69,6 +75,7 @@ PATTERNS: Mapping[str, str] = {  # series whose names depend on the run
     "eval/SET/FIELD": "of a further set of problems",
 }
 PART = "reward:"  # prefix of the fields of rewards by name
+OF_ANOTHER_SCHEMA = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 ENVELOPE = frozenset({"t", "wall", "term", "role", "rank", "inc", "seq", "event", "chain", "version", "u", "digest"})
 EVALUATION_FIELDS = (
     "accuracy",
@@ -136,7 +143,9 @@ class _Trajectories:
 class SeriesReader:
     """Turns the lines of EVENTS, merged by wall time, into rows."""
 
+    setup: RunSettings = field(default_factory=lambda: run_settings.read({}))
     version: int = 0
+    _lengths: LengthBiasReader = field(init=False)
     _term: int = 0
     _last_wall: float | None = None  # of the update before, in the same term
     _batches: dict[int, _Trajectories] = field(default_factory=dict)  # by step
@@ -150,12 +159,16 @@ class SeriesReader:
     _started: set[str] = field(default_factory=set)  # actors, without incarnation
     _n_restarts: int = 0
 
+    def __post_init__(self) -> None:
+        self._lengths = LengthBiasReader(self.setup)
+
     def take(self, line: Line) -> list[Row | Undone]:
         """Rows that this line completes. A line without the fields of its event is ignored."""
-        try:
+        with suppress(*OF_ANOTHER_SCHEMA):
+            self._lengths.take(line)
+        with suppress(*OF_ANOTHER_SCHEMA):
             return self._dispatch(line)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-            return []  # a field is missing or has another type: another schema
+        return []
 
     def _dispatch(self, line: Line) -> list[Row | Undone]:
         match line["event"]:
@@ -189,6 +202,8 @@ class SeriesReader:
             values["perf/step_s"] = line["wall"] - self._last_wall
             if "rollout/n_tokens" in values:
                 values["perf/tokens_per_s"] = values["rollout/n_tokens"] / values["perf/step_s"]
+        with suppress(*OF_ANOTHER_SCHEMA):
+            values |= dict(self._lengths.values(version, line))
         values |= self._push | self._ring | {"ring/refunds": 0.0, "ring/dropped_tokens": 0.0} | self._refunds
         values |= dict(self._time_shares())
         self.version, self._last_wall = version, float(line["wall"])

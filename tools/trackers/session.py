@@ -12,6 +12,7 @@ from pathlib import Path
 from areal_bus.config.names.trackers import check_members, check_trackers, constructor_of
 from areal_bus.errors import ConfigError
 from areal_bus.storage.atomic_file import read_object, write_atomic
+from tools.audit import run_settings
 from tools.follow import JournalFollower
 from tools.run import Line, Run, is_number, parse
 from tools.samples import interleave_groups
@@ -41,7 +42,7 @@ class TrackerSession:
     def __init__(self, where: Run, tracker: str, folder: Path, state_file: Path, state: TrackerState) -> None:
         self._where, self._state_file = where, state_file
         self._journal = JournalFollower(where, EVENTS)
-        self._series = SeriesReader()
+        self._series = SeriesReader(run_settings.read(where.config(), where.earlier_configs()))
         make: Callable[[Target], Writer] = constructor_of(tracker)
         self._writer = make(Target(where.name, folder, where.config(), state.identity, state.first_step))
         check_members(tracker, self._writer)

@@ -130,10 +130,11 @@ def check_schemas(where: Run) -> None:
 
 
 def _read_journal(facts: RunFacts, now: float) -> None:
-    reader, status = SeriesReader(), RunStatus(facts.where)
+    status = RunStatus(facts.where)
     alarms = facts.alarms = AlarmReader(facts.where)
     starts = [{"actor": start.get("actor", {})} for start in (facts.config, *facts.where.earlier_configs())]
-    account = TokenAccount(run_settings.read(starts[0], starts[1:]))
+    setup = run_settings.read(starts[0], starts[1:])
+    account, reader = TokenAccount(setup), SeriesReader(setup)
     takers = _takers(facts, status, account)
     takers.setdefault("spans", []).append(alarms.count)
     wall = 0.0

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tools.audit.figures import TrainedSample, read, trained_part
+from tools.audit.figures import TrainedSample, read, trained_tokens
 from tools.audit.replay.terms import ATTEMPTS
 from tools.audit.run_settings import RunSettings
 from tools.report.facts import sampling_time
@@ -162,15 +162,9 @@ class TokenAccount:
     def _train(self, step: int, figures: Mapping[str, float]) -> None:
         """The update of a batch: its figures say how many tokens entered the loss."""
         batch = self._batches.pop(step, [])
-        chosen = trained_part([sample for _, sample in batch], self.setup)
-        in_loss = {(one.uid, one.sample) for one in chosen} if chosen is not None else {key[:2] for key, _ in batch}
-        known = {key: float(one.n_trained) if key[:2] in in_loss else 0.0 for key, one in batch}
-        n_trained = figures.get("n_tokens_trained")
-        if n_trained is not None and n_trained != sum(known.values()):  # an estimator of which the journal knows less
-            share = n_trained / (sum(one.n_trained for _, one in batch) or 1)
-            known = {key: share * one.n_trained for key, one in batch}
+        tokens = trained_tokens([one for _, one in batch], figures, self.setup)
         if batch:
-            self._trained[step] = {key: (known[key], one.n_masked) for key, one in batch}
+            self._trained[step] = {key: (n, one.n_masked) for (key, one), n in zip(batch, tokens, strict=True)}
 
     # the account
 
