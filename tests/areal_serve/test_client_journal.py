@@ -21,12 +21,10 @@ async def loop_of_a_client(call: Call) -> None:
     """Samples, trains on them, and once more when they are stale."""
     id = await model(call)
     save = {"model_id": id, "sampling_session_seq_id": 0, "seq_id": 1}
-    _, promise = await call("/save_weights_for_sampler", save)
-    sampler = (await result(call, promise["request_id"]))["sampling_session_id"]
+    sampler = (await result(call, "/save_weights_for_sampler", save))["sampling_session_id"]
     ids, _, _ = await sampled(call, sampler, 1)
     for seq in (2, 5):
-        _, promise = await call("/forward_backward", pass_body(id, seq, tokens=ids))
-        await result(call, promise["request_id"])
+        await result(call, "/forward_backward", pass_body(id, seq, tokens=ids))
         await call("/forward_backward", pass_body(id, seq))  # again: the same call
         await train(call, id, seq + 1)
 

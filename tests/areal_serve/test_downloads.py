@@ -25,8 +25,7 @@ async def exported(call: Call, folder: Path) -> tuple[str, Path, dict[str, str]]
     id = await model(call)
     await train(call, id, 1)
     given = {"model_id": id, "seq_id": 3, "path": "out", "ttl_seconds": None}
-    _, promise = await call("/save_weights_external", given)
-    saved = await result(call, promise["request_id"])
+    saved = await result(call, "/save_weights_external", given)
     assert saved == {"path": f"tinker://{id}/external_weights/out", "type": "save_weights_external"}
     status, found = await call(
         f"/training_runs/{id}/checkpoints/external_weights/out/external_weights_urls", method="GET"

@@ -1,7 +1,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from areal_bus.errors import ConfigError
 from areal_bus.process.commands import find_mpirun, mpirun_variables
-from areal_bus.process.isolation import CHILD, child_path
+from areal_bus.process.isolation import CHILD
 from areal_serve.ranks import Start, exchange, sample
 from launch.commands import local_job
 from launch.commands.main import check_combinations, parse_arguments
@@ -61,21 +60,6 @@ def test_sampler_rank_ends_when_rank_0_does_not_answer(tmp_path: Path, capfd: py
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert codes == [1, 0]
     assert capfd.readouterr().err.count("rank 1: timed out: no answer of rank 0 within launch.timeout_s = 0.2") == 1
-
-
-@pytest.mark.slow
-def test_ranks_without_mpirun_end_after_a_kill_of_rank_0(tmp_path: Path) -> None:
-    words = ("configs/tiny.toml", "--serve", "--set", 'launch.bootstrap="env"', "--set", "launch.timeout_s=30")
-    command = (*CHILD, "areal_bus.launch")
-    other = {**os.environ, "PYTHONPATH": child_path(), "RANK": "1", "WORLD_SIZE": "2"}
-    folder = ("--set", f"run.folder={tmp_path}")
-    with subprocess.Popen([*command, *words, *folder], stderr=subprocess.PIPE, text=True, env=other) as rank_1:
-        variables = {"RANK": "0", "WORLD_SIZE": "2"}
-        with serving(tmp_path, *words, command=command, variables=variables, code=-signal.SIGKILL) as server:
-            os.kill(int(server["PID"]), signal.SIGKILL)
-        _, errors = rank_1.communicate()
-    assert rank_1.returncode == 1
-    assert "no answer of rank 0 within launch.timeout_s = 30" in errors
 
 
 def retried(server: Server, path: str, given: Any) -> Any:

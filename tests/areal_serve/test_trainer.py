@@ -80,35 +80,22 @@ def test_models_of_one_base_keep_apart() -> None:
     )
 
 
+@pytest.mark.parametrize("between_passes", [False, True], ids=["after-a-step", "between-passes"])
 @pytest.mark.parametrize("lora", [LORA, None], ids=["adapters", "whole"])
-def test_saved_state_continues_bit_for_bit(tmp_path: Path, lora: dict[str, Any] | None) -> None:
-    own = made(lora)
+def test_saved_state_continues_bit_for_bit(tmp_path: Path, lora: dict[str, Any] | None, between_passes: bool) -> None:
+    own, folder = made(lora), tmp_path / "weights" / "a"
     learn(own)
-    own.save("m", tmp_path / "weights" / "a", optimizer=True, overwrite=False, meta={"call": "m:3"})
-    other = trainer()
-    other.create("m", lora, tmp_path / "weights" / "a", optimizer=True)
+    if between_passes:
+        own.run("m", request("cross_entropy", data(9, seed=1)))
+    own.save("m", folder, optimizer=True, gradients=between_passes, overwrite=False, meta={"call": "m:3"})
+    other, fresh = trainer(), trainer()
+    other.create("m", lora, folder, optimizer=True)
     for one in (own, other):
         learn(one, seed=4)
     assert all(torch.equal(tensor, parameters(other)[name]) for name, tensor in parameters(own).items())
-    fresh = trainer()
-    fresh.create("m", lora, tmp_path / "weights" / "a")
+    fresh.create("m", lora, folder)
     assert not fresh.models["m"].optimizer.state
     assert fresh.models["m"].n_steps == 0
-
-
-@pytest.mark.parametrize("lora", [LORA, None])
-def test_snapshot_between_passes_continues_bit_for_bit(tmp_path: Path, lora: dict[str, Any] | None) -> None:
-    own = made(lora)
-    learn(own)
-    own.run("m", request("cross_entropy", data(9, seed=1)))
-    own.save("m", tmp_path / "s", optimizer=True, gradients=True, overwrite=False, meta={})
-    other = trainer()
-    other.create("m", lora, tmp_path / "s", optimizer=True)
-    for one in (own, other):
-        one.run("m", request("cross_entropy", data(7, seed=2)))
-        one.step("m", {})
-    ours, theirs = parameters(own), parameters(other)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_checkpoint_is_replaced_by_its_own_call_or_on_request_only(tmp_path: Path) -> None:

@@ -44,25 +44,31 @@ def test_request_of_a_pass_is_read() -> None:
 
 
 def test_sparse_tensor_is_filled_with_zeros_and_bfloat16_widened() -> None:
-    rows, columns, values = np.array([0, 1, 3], "<i8"), np.array([2, 0, 1], "<i8"), np.array([7, 8, 9], "<i8")
-    sparse = part(1, values.tobytes()) + part(2, rows.tobytes()) + part(3, columns.tobytes())
-    given = part(2, sparse) + varint(3 << 3) + varint(2) + part(4, bytes([2, 3]))
-    assert tensor(memoryview(given)).tolist() == [[0, 0, 7], [8, 9, 0]]
+    assert tensor(memoryview(sparse([2, 0, 1]))).tolist() == [[0, 0, 7], [8, 9, 0]]
     halves = (np.array([1.5, -2.0], "<f4").view("<u4") >> 16).astype("<u2")
     assert tensor(memoryview(dense(halves, 4))).tolist() == [1.5, -2.0]
 
 
-def test_empty_tensor_of_an_impossible_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="elements"):
-        tensor(memoryview(varint(3 << 3) + varint(2) + part(4, varint(0) + varint(1 << 63))))
-
-
-@pytest.mark.parametrize("columns", [[2, 0, 3], [2, 0, -1]])
-def test_sparse_tensor_with_columns_outside_is_refused(columns: list[int]) -> None:
+def sparse(columns: list[int]) -> bytes:
+    """Three values in a tensor of 2 x 3."""
     rows, values = np.array([0, 1, 3], "<i8"), np.array([7, 8, 9], "<i8")
-    sparse = part(1, values.tobytes()) + part(2, rows.tobytes()) + part(3, np.array(columns, "<i8").tobytes())
-    with pytest.raises(ValueError, match="column"):
-        tensor(memoryview(part(2, sparse) + varint(3 << 3) + varint(2) + part(4, bytes([2, 3]))))
+    parts = (part(1, values.tobytes()), part(2, rows.tobytes()), part(3, np.array(columns, "<i8").tobytes()))
+    return part(2, b"".join(parts)) + varint(3 << 3) + varint(2) + part(4, bytes([2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (sparse([2, 0, 3]), "column"),
+        (sparse([2, 0, -1]), "column"),
+        (varint(3 << 3) + varint(2) + part(4, varint(0) + varint(1 << 63)), "elements"),
+        (part(2, b"") + varint(3 << 3) + varint(1) + part(4, varint(1 << 40) + varint(1 << 20)), "at most"),
+    ],
+    ids=["column-over", "column-below", "empty-of-impossible-size", "claimed-size"],
+)
+def test_tensor_of_an_impossible_form_is_refused(given: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        tensor(memoryview(given))
 
 
 @given(st.integers(0, 200), st.binary(max_size=3), st.booleans())
@@ -71,12 +77,6 @@ def test_damaged_body_is_refused_or_read_never_an_error_of_ours(at: int, noise: 
     damaged = whole[:at] if cut else whole[:at] + noise + whole[at + len(noise) :]
     with contextlib.suppress(Rejected):
         read_pass(damaged)
-
-
-def test_claimed_size_of_a_tensor_is_limited() -> None:
-    given = part(2, b"") + varint(3 << 3) + varint(1) + part(4, varint(1 << 40) + varint(1 << 20))
-    with pytest.raises(ValueError, match="at most"):
-        tensor(memoryview(given))
 
 
 def test_result_of_a_pass_has_a_record_for_each_datum() -> None:
