@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,10 @@ import pytest
 
 from actors.workflows.protocol import Turn
 from areal_bus.config import loader as settings
-from benchmarks.harness import worker_process
 from benchmarks.harness.interleave import Rounds
 from benchmarks.harness.protocol import Figures
-from benchmarks.jobs import interrupt, throughput_bound
+from benchmarks.jobs import throughput_bound
 from benchmarks.jobs import workload as drawn
-from benchmarks.jobs.halves_alone import Alone
 from benchmarks.jobs.lengths_reward import N_PROMPT, DrawnLengths, rows, score
 from benchmarks.jobs.paused_jobs import Lane
 from benchmarks.jobs.real_job import KilledJob
@@ -72,29 +69,6 @@ def written(folder: Path) -> Any:
     more = {"n_slots": 4, "n_samples": 3, "longest": 40, "max_tokens_per_mb": 512}
     path.write_text(drawn.SETTINGS.format(**values, **more))
     return settings.load(path)
-
-
-@pytest.mark.slow
-def test_each_half_alone_computes_the_workload_that_the_jobs_have(tmp_path: Path) -> None:
-    with worker_process.ours("jobs.halves_alone") as alone:
-        update_a_length(drawn.PreparedWorkload(interrupt.WORKLOAD, tmp_path / "interrupt", alone))
-        made = drawn.PreparedWorkload(replace(SMALL, n_flat=2), tmp_path / "small", alone)
-        alone.ask("opened", config=str(made.settings))
-        assert all(cost() > 0 for cost in drawn.beside(made, alone).values())
-        assert alone.ask("prefill") > 0
-        assert made.n_parameters > 32 * 32
-        assert 16 <= made.mean <= 40
-    recorded = Alone(settings.load(made.settings), tmp_path).recorded
-    assert [batch.n_groups for batch in recorded] == [2] * 8
-    flat = [all(item.reward == 0 for item in batch.items[i : i + 3]) for batch in recorded for i in (0, 3)]
-    assert 5 <= sum(flat) <= 11
-
-
-def update_a_length(made: drawn.PreparedWorkload) -> None:
-    """One batch is as many samples as there are slots: an update comes once in the time of a mean length."""
-    assert made.workload.n_batch == made.workload.n_slots
-    trained = [{"n_tokens_trained": made.n_tokens - 9, "n_tokens_skipped": 9}] * 3
-    assert interrupt.lengths_an_update(made, 0.001, 0.001, trained) == pytest.approx(1.0, abs=0.01)
 
 
 class Standing(Lane):

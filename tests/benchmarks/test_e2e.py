@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.models.loading import check_model_path, load_tokenizer
 from benchmarks.e2e import bench as e2e
 from benchmarks.e2e import job, setting
 from benchmarks.e2e.job import Spent
-from benchmarks.harness import worker_process
 from benchmarks.harness.interleave import Rounds
 
 
@@ -19,20 +17,6 @@ def test_completions_have_rewards_of_their_own_so_that_no_group_is_without_advan
     assert len({setting.worth(text) for text in texts}) == len(texts)
     early, late = setting.character(1) * 64, setting.character(setting.EOS - 1) * 64
     assert setting.worth(early) > 1 > 1 / 64 > setting.worth(late) > 0
-
-
-@pytest.mark.slow
-def test_a_prompt_has_the_configured_length_and_eos_is_never_sampled(tmp_path: Path) -> None:
-    with worker_process.ours("e2e.ours") as ours:
-        assert ours.ask("write", folder=str(tmp_path / "model")) == 857_216
-    folder = check_model_path(str(tmp_path / "model"), tmp_path)
-    tokenizer = load_tokenizer(folder)
-    for question in setting.questions()[:8]:
-        ids = tokenizer(question)["input_ids"]
-        assert len(ids) == setting.N_GIVEN
-        assert tokenizer.decode(ids) == question
-    assert tokenizer.eos_token_id == setting.EOS
-    assert setting.SHAPE["vocab_size"] == setting.EOS
 
 
 def test_the_time_of_a_job_is_that_of_all_its_processes() -> None:

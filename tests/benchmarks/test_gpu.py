@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import bench, page, parts
+from benchmarks.gpu import bench, parts
 from benchmarks.gpu.parts import Size
 from benchmarks.gpu.shapes import SHAPES, Card, card_of, config_json, decode_bound, training_flops
 from benchmarks.harness import pace
@@ -36,19 +36,6 @@ def test_the_model_of_a_shape_has_it(name: str) -> None:
     assert (found.n_parameters, found.kv_per_token) == (shape.n_parameters, shape.kv_per_token)
 
 
-def test_the_page_has_the_rows_of_a_part_and_says_what_was_not_run() -> None:
-    rows = [{"shape": "1.5b", "mfu": 0.41}, {"shape": "1.5b", "mfu": 0.4, "more": 1}]
-    text = page.page({"train": {"seconds": 120.1, "end": "time", "rows": rows}})
-    assert (
-        "| shape | mfu | more |\n| --- | --- | --- |\n| 1.5b | 0.41 |  |\n| 1.5b | 0.4 | 1 |\n\nEnded by: time." in text
-    )
-    assert text.count(page.NOT_YET) == len(parts.PARTS) - 1
-
-
-def test_the_budgets_fit_into_fifteen_minutes() -> None:
-    assert sum(budget for _, budget in parts.PARTS.values()) <= 900
-
-
 PARTS_PROGRAM = """#!/bin/sh
 echo '{"pause_ms": 1.5}'
 case "$3" in
@@ -67,11 +54,6 @@ def test_a_part_ends_whole_or_by_its_budget_and_keeps_its_rows(tmp_path: Path, m
     for name, budget_s, end in (("swap", 60.0, "whole"), ("decoder", 3.0, "time")):
         found = bench.run_part(name, "cpu", budget_s, is_quick=True)
         assert (found["end"], found["rows"]) == (end, [{"pause_ms": 1.5}])
-
-
-@pytest.mark.slow
-def test_an_unknown_part_ends_with_its_error() -> None:
-    assert bench.run_part("no-such-part", "cpu", 600.0, is_quick=True)["end"] == "exit code 1: KeyError: 'no-such-part'"
 
 
 def test_another_start_measures_only_the_parts_that_are_missing(

@@ -2,7 +2,7 @@
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import comb
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,15 +124,8 @@ def test_the_cost_of_a_call_is_no_moment_in_which_the_clock_stood_still(monkeypa
     assert worker_main.seconds(work) == pytest.approx(1e-4)
 
 
-@pytest.fixture
-def quick() -> Iterator[None]:
-    pace.begin(quick=True)
-    yield
-    pace.begin(quick=False)
-
-
-@pytest.mark.usefixtures("quick")
 def test_quick_makes_three_rounds_and_two_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    pace.begin(quick=True)  # conftest.py ends it
     sides = {"ours": lambda: 1.0, "peer": lambda: 2.0}
     assert len(interleave(sides, lambda: 1.0, rounds=61).costs) == 3
     assert "round 3 of 3" in capsys.readouterr().err
