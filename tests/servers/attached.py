@@ -107,6 +107,17 @@ def requests(fake: SpeaksSGLang) -> list[dict[str, Any]]:
     return [body for body in fake.called("/generate") if "rid" in body]
 
 
+def sent(folder: Path, request: Request, change: Any = None, *, kind: str = "sglang") -> dict[str, Any]:
+    """The body of this request as a server gets it, which answers it."""
+    with SPEAKING[kind](change) as fake, running(folder, fake) as run:
+        update(run.engine, 0)
+        fake.allow(request.max_new_tokens)
+        run.engine.submit(request)
+        run.all()
+    (body,) = requests(fake)
+    return body
+
+
 def expected(request: Request, spans: list[list[int]]) -> tuple[list[int], Any]:
     """Tokens and log-probs that the server samples by its rule, given the versions."""
     weights = [version for version, n in spans for _ in range(n)]

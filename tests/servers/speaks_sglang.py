@@ -53,6 +53,16 @@ class Stream:
         self.finish: dict[str, Any] | None = None
         self.ends_in_queue = False  # the end comes while it waits, retracted
 
+    def spans(self) -> list[dict[str, Any]]:
+        """Its tokens by the labels of the weights that sampled them."""
+        found: list[dict[str, Any]] = []
+        for i, label in enumerate(self.labels):
+            if found and found[-1]["version"] == label:
+                found[-1]["end"] = i + 1
+            else:
+                found.append({"version": label, "start": i, "end": i + 1})
+        return found
+
 
 class SpeaksSGLang:
     """One server on the loopback, its requests in threads."""
@@ -203,13 +213,7 @@ class SpeaksSGLang:
             "output_token_logprobs": [[logp, token, None] for logp, token in pairs],
         }
         if stream.finish and self.stamps:
-            spans: list[dict[str, Any]] = []
-            for i, label in enumerate(stream.labels):
-                if spans and spans[-1]["version"] == label:
-                    spans[-1]["end"] = i + 1
-                else:
-                    spans.append({"version": label, "start": i, "end": i + 1})
-            about["weight_versions"] = spans
+            about["weight_versions"] = stream.spans()
         if stream.ends_in_queue and self.incremental:  # as 0.5.23: all log-probs, and the last token once more
             about["output_token_logprobs"] = [[logp, token, None] for logp, token in stream.pairs]
             pairs = stream.pairs[-1:]

@@ -77,17 +77,11 @@ class SpeaksVLLM(SpeaksSGLang):
 
     def event(self, stream: Stream) -> dict[str, Any]:
         pairs, stream.n_sent = stream.pairs[stream.n_sent :], len(stream.pairs)
-        spans: list[dict[str, Any]] = []
-        for i, label in enumerate(stream.labels):
-            if spans and spans[-1]["version"] == label:
-                spans[-1]["end"] = i + 1
-            else:
-                spans.append({"version": label, "start": i, "end": i + 1})
         return {"choices": [{
             "index": 0,
             "token_ids": [token for _, token in pairs],
             "finish_reason": stream.finish and stream.finish["type"],
-            "weight_versions": spans if stream.finish else None,
+            "weight_versions": stream.spans() if stream.finish else None,
             "logprobs": {"content": [{"token_id": token, "logprob": logp} for logp, token in pairs]},
         }]}  # fmt: skip
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from actors.engines.builtin import engine as module
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
@@ -16,20 +16,10 @@ from areal_cpu import build, fused_llama
 from areal_cpu.decode_step import Draws
 from areal_cpu.layer_kernels import LayerKernels
 from areal_cpu.paged_cache import PagedCache
-from tests.actors.engines.builtin.test_engine import sharpen, weights
+from tests.actors.engines.builtin.test_engine import V, llama, weights
+from tests.areal_cpu.test_fused_llama import SHAPE
 
-V = 40
 FOREVER = 1e9
-SHAPE: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-}
 
 
 pytestmark = [
@@ -40,14 +30,12 @@ pytestmark = [
 ]
 
 
-def model(seed: int) -> Any:
-    torch.manual_seed(seed)
-    return sharpen(LlamaForCausalLM(LlamaConfig(**SHAPE)))
-
-
-def engine(*requests: Request, ahead_s: float, stop_ids: frozenset[int] = frozenset(), **more: Any) -> BuiltinEngine:
+def engine(
+    *requests: Request, ahead_s: float, stop_ids: frozenset[int] = frozenset(), model: Any = None,
+    tokenizer: Any = None, **more: Any,
+) -> BuiltinEngine:  # fmt: skip
     options = EngineOptions(n_slots=6, ahead_s=ahead_s, **more)
-    made = BuiltinEngine(model(0), options, stop_ids=stop_ids, version=0)
+    made = BuiltinEngine(model or llama(0), options, stop_ids=stop_ids, tokenizer=tokenizer, version=0)
     for one in requests:
         made.submit(one)
     return made
@@ -176,10 +164,7 @@ def test_on_hold_and_paused() -> None:
 
 
 def test_up_to_the_last_position_of_the_model() -> None:
-    found = []
-    for ahead_s in (0.0, FOREVER):
-        running = engine(request(0, n=251, n_given=5), ahead_s=ahead_s)
-        found.append(all_of(running))
+    found = [all_of(engine(request(0, n=251, n_given=5), ahead_s=ahead_s)) for ahead_s in (0.0, FOREVER)]
     assert found[0][0] == found[1][0]
     assert found[1][1] < 20 < found[0][1]
 
@@ -191,13 +176,8 @@ def test_other_families_and_weights_as_they_lie(family: type, is_copied: bool, m
         monkeypatch.setattr(fused_llama, "MOST_PACKED", 0)
     torch.manual_seed(0)
     kind = {Qwen2Config: Qwen2ForCausalLM, Qwen3Config: Qwen3ForCausalLM}[family]
-    made = kind(family(**SHAPE)).eval()
-    found = []
-    for ahead_s in (0.0, FOREVER):
-        running = BuiltinEngine(made, EngineOptions(n_slots=6, ahead_s=ahead_s), stop_ids=frozenset(), version=0)
-        for uid in range(5):
-            running.submit(request(uid))
-        found.append(all_of(running))
+    made = kind(family(**SHAPE, head_dim=8)).eval()
+    found = [all_of(engine(*map(request, range(5)), ahead_s=ahead_s, model=made)) for ahead_s in (0.0, FOREVER)]
     assert found[0][0] == found[1][0]
     assert found[1][1] < 10 < found[0][1]
 
@@ -215,7 +195,7 @@ def test_new_weights_between_two_calls(on_update: str) -> None:
         while single.n_tokens < ahead.n_tokens:
             single.step()
         for running in (ahead, single):
-            running.update(version, weights(model(version)))
+            running.update(version, weights(llama(version)))
     found, n_calls = all_of(ahead)
     assert found == all_of(single)[0]
     assert all([version for version, _ in completion.spans] == [0, 1, 2, 3] for completion in found.values())
@@ -273,14 +253,11 @@ class FewWords:
 
 
 def test_a_token_that_the_tokenizer_does_not_have_is_never_sampled() -> None:
-    found = []
-    for ahead_s in (0.0, FOREVER):
-        options = EngineOptions(n_slots=6, ahead_s=ahead_s)
-        running = BuiltinEngine(model(0), options, stop_ids=frozenset([V - 1]), tokenizer=FewWords(), version=0)
-        for uid, (temperature, top_p) in enumerate([(1.0, 1.0), (0.0, 1.0), (1.7, 0.8), (0.6, 1.0)]):
-            running.submit(request(uid, temperature=temperature, top_p=top_p))
-        found.append(all_of(running)[0])
-    assert found[0] == found[1]
-    tokens = {token for completion in found[0].values() for token in completion.ids}
+    drawn = enumerate([(1.0, 1.0), (0.0, 1.0), (1.7, 0.8), (0.6, 1.0)])
+    asked = [request(uid, temperature=temperature, top_p=top_p) for uid, (temperature, top_p) in drawn]
+    own: dict[str, Any] = {"stop_ids": frozenset([V - 1]), "tokenizer": FewWords()}
+    single, several = (all_of(engine(*asked, ahead_s=ahead_s, **own))[0] for ahead_s in (0.0, FOREVER))
+    assert single == several
+    tokens = {token for completion in single.values() for token in completion.ids}
     assert tokens <= {*range(V // 2), V - 1}  # the stop token of the model's own settings is left
     assert len(tokens) > 4

@@ -107,25 +107,6 @@ def mixed(n: int = 12) -> list[Request]:
     ]
 
 
-def test_logps_equal_the_stamped_version_across_updates_with_recompute() -> None:
-    """Of tied weights; requests come while others are decoded. test_conformance.py has a Llama."""
-    models, requests = {v: qwen(v) for v in range(4)}, mixed(20)
-    running = engine(qwen(0), n_slots=6, prefill_tokens=40)
-    done: dict[int, Completion] = {}
-    waiting = list(requests)
-    versions = {5: 1, 9: 2, 14: 3}  # by step
-    for tick in range(200):
-        if waiting and tick % 2 == 0:
-            running.submit(waiting.pop())
-        if version := versions.get(tick):
-            running.update(version, weights(models[version]))
-        done |= {c.key[1] * 100 + c.key[3]: c for c in running.step()}
-    assert len(done) == 15
-    assert running.n_live == 0
-    assert any(len(c.spans) == 3 for c in done.values())
-    assert_logps(requests, done, models)
-
-
 @pytest.mark.parametrize("on_update", ["recompute", "keep"])
 def test_the_first_weights_of_a_newer_term_may_be_older_and_recompute_all_keys(on_update: str) -> None:
     models = {v: llama(v) for v in (5, 6)}

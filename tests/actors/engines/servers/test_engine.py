@@ -98,24 +98,6 @@ def breaks_off(fake: SpeaksSGLang, run: Running) -> None:
     fake.break_after = [4]
 
 
-def ends_it(fake: SpeaksSGLang, run: Running) -> None:
-    fake.allow(4)
-    run.tokens(4)
-    (stream,) = fake.streams.values()
-    with fake.changed:
-        stream.finish = {"type": "abort", "message": "out of memory"}
-        fake.changed.notify_all()
-
-
-def ends_it_in_its_queue(fake: SpeaksSGLang, run: Running) -> None:
-    fake.allow(4)
-    run.tokens(4)
-    (stream,) = fake.streams.values()
-    with fake.changed:
-        stream.finish, stream.ends_in_queue = {"type": "abort", "message": "Abort in waiting queue"}, True
-        fake.changed.notify_all()
-
-
 def has_a_smaller_budget(fake: SpeaksSGLang, run: Running) -> None:
     """SGLang's SGLANG_MAX_NEW_TOKENS_LIMIT, and where its memory is short."""
     fake.most_new_tokens = 2
@@ -136,8 +118,6 @@ def refuses(fake: SpeaksSGLang, run: Running) -> None:
     ("server", "budgets"),
     [
         (breaks_off, [9, 5]),
-        (ends_it, [9, 5]),
-        (ends_it_in_its_queue, [9, 5]),
         (has_a_smaller_budget, [9, 7, 5, 3, 1]),  # more often than without a token
         (breaks_off_at_the_end, [9]),
         (refuses, [9] * 5),
@@ -185,15 +165,6 @@ def test_a_piece_that_was_ended_just_after_its_stop_token_is_no_longer_asked_for
         fake.allow(9)
         (completion,) = run.all().values()
     assert (completion.ids, completion.spans, completion.finish) == ([EOS], [[30, 1]], "stop")
-
-
-def test_a_line_of_a_stream_ends_with_a_newline_only(folder: Path) -> None:
-    with speaking() as fake, running(folder, fake) as run:
-        update(run.engine, 0)
-        fake.text = "a\u2028b\u0085c\u2029d"  # as orjson writes it
-        fake.allow(8)
-        run.engine.submit(ask())
-        assert [completion.spans for completion in run.all().values()] == [[[0, 8]]]
 
 
 # servers that are lost

@@ -15,7 +15,7 @@ from actors.engines.servers.sglang import command, environment, split
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.errors import EngineError
-from tests.servers.attached import WEIGHTS, ask, having, old, requests, running, update
+from tests.servers.attached import WEIGHTS, ask, having, old, requests, running, sent, update
 from tests.servers.engines import Running, context_of, model, model_folder, sglang_python, weights, worst
 from tests.servers.speaks_sglang import SpeaksSGLang, speaking
 
@@ -110,12 +110,7 @@ USUAL = {
 def test_a_request_sets_every_sampling_parameter_that_a_models_generation_config_could_change(
     folder: Path, controls: SamplingControls, others: dict[str, Any]
 ) -> None:
-    with speaking() as fake, running(folder, fake) as run:
-        update(run.engine, 0)
-        fake.allow(8)
-        run.engine.submit(replace(ask(temperature=0.7, top_p=0.9), controls=controls))
-        run.all()
-    (body,) = requests(fake)
+    body = sent(folder, replace(ask(temperature=0.7, top_p=0.9), controls=controls))
     assert body["sampling_params"].items() >= (USUAL | others).items()
     assert "ignore_eos" not in body["sampling_params"]
     assert body["return_logprob"] is True

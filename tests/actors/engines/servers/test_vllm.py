@@ -16,7 +16,7 @@ from actors.engines.servers.vllm import command, environment
 from actors.models.loading import load_tokenizer
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineError
-from tests.servers.attached import ask, attach, having, lost, requests, running, update
+from tests.servers.attached import ask, attach, having, lost, running, sent, update
 from tests.servers.engines import context_of
 from tests.servers.speaks_sglang import V
 from tests.servers.speaks_vllm import SpeaksVLLM, speaking
@@ -63,13 +63,7 @@ def test_a_tied_weight_is_not_sent_to_a_server_that_ties_it(folder: Path) -> Non
 
 
 def test_a_request_sets_every_sampling_parameter_that_a_models_generation_config_could_change(folder: Path) -> None:
-    with speaking() as fake, running(folder, fake) as run:
-        update(run.engine, 0)
-        fake.allow(8)
-        run.engine.submit(ask(temperature=0.7))
-        run.all()
-    (body,) = requests(fake)
-    assert body["sampling_params"].items() >= {
+    assert sent(folder, ask(temperature=0.7), kind="vllm")["sampling_params"].items() >= {
         "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True,
         "stop_token_ids": [1], "logprobs": 0,
     }.items()  # fmt: skip
@@ -157,27 +151,13 @@ def test_servers_of_one_host_on_cpu_get_cores_of_their_own(tmp_path: Path, monke
 
 
 def test_controls_go_to_the_server_under_its_names_and_need_raw_log_probs(folder: Path) -> None:
+    named = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.25}
     controls = SamplingControls(
-        top_k=5,
-        min_p=0.1,
-        min_new_tokens=3,
-        repetition_penalty=1.2,
-        presence_penalty=0.5,
-        frequency_penalty=0.25,
-        logit_bias=((7, -1.5),),
-        stop_token_ids=(9,),
-        ignore_eos=True,
-    )
-    with speaking(RAW) as fake, running(folder, fake) as run:
-        update(run.engine, 0)
-        fake.allow(8)
-        run.engine.submit(replace(ask(), controls=controls))
-        run.all()
-        (body,) = requests(fake)
-        assert body["sampling_params"].items() >= {
-            "top_k": 5, "min_p": 0.1, "min_tokens": 3, "logit_bias": {"7": -1.5}, "repetition_penalty": 1.2,
-            "presence_penalty": 0.5, "frequency_penalty": 0.25, "stop_token_ids": [9], "ignore_eos": True,
-        }.items()  # fmt: skip
+        min_new_tokens=3, logit_bias=((7, -1.5),), stop_token_ids=(9,), ignore_eos=True, **named
+    )  # type: ignore[arg-type]
+    body = sent(folder, replace(ask(), controls=controls), RAW, kind="vllm")
+    others = {"min_tokens": 3, "logit_bias": {"7": -1.5}, "stop_token_ids": [9], "ignore_eos": True}
+    assert body["sampling_params"].items() >= (named | others).items()
     with speaking() as fake, running(folder, fake) as run:
         for controls in (SamplingControls(top_k=5), SamplingControls(logit_bias=((7, 1.0),))):
             with pytest.raises(EngineError, match="processed log-probs are of what"):
