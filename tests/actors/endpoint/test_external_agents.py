@@ -4,7 +4,7 @@ import http.client
 import json
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,14 @@ from actors.endpoint.http_server import EndpointServer
 from actors.endpoint.openai_api import RequestRejected
 from actors.endpoint.sessions import AgentEnded, Sessions
 from actors.workflows.episode_runner import Asker
-from actors.workflows.loading import close_workflow, load_workflow
+from actors.workflows.loading import load_workflow
+from areal_bus.config.names.workflows import EXTERNAL
 from areal_bus.config.rollout import GenerationConfig
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Trajectory
 from tests.actors.endpoint.endpoint_agents import post, user
-from tests.actors.endpoint.test_http_server import WAIT_S, Stage, returned
+from tests.actors.endpoint.stage import WAIT_S, MakeStage, Stage, returned
 from tests.support.polling import wait_until
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
-    with ExitStack() as stack:
-
-        def make(**agent: Any) -> Stage:
-            made = Stage(tmp_path, "external", **agent)
-            stack.callback(made.journal.close)
-            stack.callback(close_workflow, made.workflow)
-            return made
-
-        yield make
 
 
 def opened(access: AgentAccess) -> dict[str, Any]:
@@ -81,9 +69,9 @@ def beside(stage: Stage, act: Callable[[], None]) -> list[Any]:
 
 
 def test_an_agent_with_a_url_and_a_key_opens_an_episode_and_its_close_is_the_verdict(
-    stage: Callable[..., Stage], tmp_path: Path
+    stage: MakeStage, tmp_path: Path
 ) -> None:
-    s, access = stage(), AgentAccess.of(tmp_path)
+    s, access = stage(EXTERNAL), AgentAccess.of(tmp_path)
     said: list[Any] = []
 
     def act() -> None:
@@ -111,10 +99,8 @@ def test_an_agent_with_a_url_and_a_key_opens_an_episode_and_its_close_is_the_ver
     assert s.engine.n_tokens == len(t.logps) // 4
 
 
-def test_an_agent_keeps_its_connection_from_one_episode_to_the_next(
-    stage: Callable[..., Stage], tmp_path: Path
-) -> None:
-    s, access = stage(), AgentAccess.of(tmp_path)
+def test_an_agent_keeps_its_connection_from_one_episode_to_the_next(stage: MakeStage, tmp_path: Path) -> None:
+    s, access = stage(EXTERNAL), AgentAccess.of(tmp_path)
     ports: list[int] = []
 
     def act() -> None:
@@ -140,10 +126,8 @@ def test_an_agent_keeps_its_connection_from_one_episode_to_the_next(
     assert len(set(ports)) == 1
 
 
-def test_an_episode_whose_agent_falls_silent_is_begun_again_by_another(
-    stage: Callable[..., Stage], tmp_path: Path
-) -> None:
-    s, access = stage(timeout_s=0.5), AgentAccess.of(tmp_path)
+def test_an_episode_whose_agent_falls_silent_is_begun_again_by_another(stage: MakeStage, tmp_path: Path) -> None:
+    s, access = stage(EXTERNAL, timeout_s=0.5), AgentAccess.of(tmp_path)
     late: list[tuple[int, Any]] = []
 
     def act() -> None:
@@ -165,9 +149,9 @@ def test_an_episode_whose_agent_falls_silent_is_begun_again_by_another(
 
 
 def test_an_episode_that_three_agents_leave_or_that_one_gives_up_fails_with_the_reason(
-    stage: Callable[..., Stage], tmp_path: Path
+    stage: MakeStage, tmp_path: Path
 ) -> None:
-    s, access = stage(timeout_s=0.2), AgentAccess.of(tmp_path)
+    s, access = stage(EXTERNAL, timeout_s=0.2), AgentAccess.of(tmp_path)
 
     def leave() -> None:
         for _ in range(3):
@@ -248,8 +232,8 @@ def test_null_in_a_result_is_not_set() -> None:
     assert read_result(b'{"reward": null, "error": null, "parts": {}}') == AgentEnded({"parts": {}})
 
 
-def test_agents_outside_need_a_run_whose_file_is_readable(stage: Callable[..., Stage], tmp_path: Path) -> None:
-    s = stage()
+def test_agents_outside_need_a_run_whose_file_is_readable(stage: MakeStage, tmp_path: Path) -> None:
+    s = stage(EXTERNAL)
     workflow = load_workflow(s.config)
     with pytest.raises(ConfigError, match="missing run: agents outside the job"):
         workflow.episode({}, Asker(s.tokenizer, "sample", GenerationConfig())).send(None)

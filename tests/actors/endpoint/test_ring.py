@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.servers.engines import sglang_python
 from tests.test_tiny import ROOT, events, launch
 
 WAIT_S = 300.0
@@ -42,35 +41,10 @@ def test_an_agent_learns_by_way_of_its_endpoint(tmp_path: Path) -> None:
     assert json.loads(told)["answers"] == 16
 
 
-def kill_generator(folder: Path, *, after: int) -> None:
-    """After so many updates, with conversations under way."""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline:
-        run = (folder / "latest").resolve()
-        if (run / "journal" / "head-0.0.jsonl").exists() and len(whole(run, "head-0.0", "update")) >= after:
-            mine = (run, "generator-0.0")
-            if len(whole(*mine, "request")) > len(whole(*mine, "completion")) + 4:
-                os.kill(whole(*mine, "start")[0]["pid"], signal.SIGKILL)
-                return
-        time.sleep(0.02)
-
-
 def whole(run: Path, actor: str, name: str) -> list[dict[str, Any]]:
     """Events of a journal that is being written: its last line may not be whole."""
     text = (run / "journal" / f"{actor}.jsonl").read_text()
     return [line for line in map(json.loads, text.splitlines()[: text.count("\n")]) if line["event"] == name]
-
-
-@pytest.mark.soak
-def test_conversations_of_a_killed_generator_are_made_whole_by_others(tmp_path: Path) -> None:
-    killer = threading.Thread(target=kill_generator, args=(tmp_path,), kwargs={"after": 5}, daemon=True)
-    killer.start()
-    run = launch(tmp_path, "run.total_train_steps=20", "rollout.report_tokens=1", config="configs/agent.toml")
-    killer.join()
-    assert len(events(run, "head-0.0", "update")) == 20
-    assert any(completion["attempt"] for completion in events(run, "generator-1.0", "completion"))
-    assert not any("n_done" in request for request in events(run, "generator-1.0", "request"))
-    run_tool("tools.audit", str(run))
 
 
 def workers_of(actor: int) -> list[int]:
@@ -114,27 +88,3 @@ def test_an_environment_whose_processes_are_killed_loses_no_prompt(tmp_path: Pat
     assert all(sample["parts"]["num_turns"] in (1, 2) for sample in samples if sample["status"] == "value")
     assert any(len(sample["prompt"].split(" ")) == 2 for sample in samples)  # a second try
     run_tool("tools.audit", str(run))
-
-
-@pytest.mark.sglang
-def test_an_agents_conversations_are_exact_on_a_real_server_too(tmp_path: Path) -> None:
-    settings = [
-        "run.total_train_steps=6",
-        "rollout.engine='sglang'",
-        f"engine.python='{sglang_python()}'",
-        "model.scratch.max_positions=256",
-        "data.largest=8",
-        "data.batch_size=4",
-        "gconfig.n_samples=4",
-        "learner.warmup.steps=60",
-        "journal.tokens=true",
-        "checkpoint.every_steps=1",
-        "checkpoint.keep=20",
-        "weights.timeout_s=120",
-    ]
-    run = launch(tmp_path, *settings, config="configs/agent.toml", ranks=3)
-    assert len(events(run, "head-0.0", "update")) == 6
-    kept = [json.loads(line) for line in (run / "samples" / "tokens.jsonl").read_text().splitlines()]
-    assert sum(len(sample["segments"]) == 2 for sample in kept) > len(kept) / 2
-    told = json.loads(run_tool("tools.audit", "--json", "--recompute", str(run)).splitlines()[-1])
-    assert max(tally["max_error"] for tally in told["recomputed"]["versions"]) < 1e-4

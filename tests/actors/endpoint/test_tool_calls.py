@@ -138,22 +138,21 @@ def test_marks_that_are_special_tokens_are_read_and_other_special_tokens_are_not
     assert text_with_marks(tokenizer, [0, 2, 1]) == '[TOOL_CALLS][{"name": "f"}]'
 
 
+CALL = '<tool_call>{"name": "f"}</tool_call>'
+
+
 @pytest.mark.parametrize(
-    ("text", "thought"),
+    ("prompt", "text", "thought"),
     [
-        ("<think>a</think>b", "<think>a</think>"),
-        ("a</think>b", "a</think>"),
-        ("<think>a<tool_call>{}</tool_call>", "<think>a<tool_call>{}</tool_call>"),
-        ("<think>a</think>b<think>c", "<think>a</think>b<think>c"),
-        ("b", ""),
+        ("", "<think>a</think>b", "<think>a</think>"),
+        ("", "a</think>b", "a</think>"),
+        ("", "<think>a<tool_call>{}</tool_call>", "<think>a<tool_call>{}</tool_call>"),
+        ("", "<think>a</think>b<think>c", "<think>a</think>b<think>c"),
+        ("", "b", ""),
+        ("assistant\n<think>\n", CALL, CALL),  # opened by the prompt, and never closed
+        ("assistant\n<think>\n", f"a</think>{CALL}", "a</think>"),
+        ("assistant\n<think>\n\n</think>\n\n", CALL, ""),
     ],
 )
-def test_a_thought_is_split_from_the_answer(text: str, thought: str) -> None:
-    assert split_thought(text) == (thought, text.removeprefix(thought))
-
-
-def test_a_thought_that_the_prompt_opens_is_no_answer_until_it_is_closed() -> None:
-    call = '<tool_call>{"name": "f"}</tool_call>'
-    assert split_thought(call, "assistant\n<think>\n") == (call, "")
-    assert split_thought(f"a</think>{call}", "assistant\n<think>\n") == ("a</think>", call)
-    assert split_thought(call, "assistant\n<think>\n\n</think>\n\n") == ("", call)
+def test_a_thought_is_split_from_the_answer(prompt: str, text: str, thought: str) -> None:
+    assert split_thought(text, prompt) == (thought, text.removeprefix(thought))

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from actors.generator import actor
 from actors.models.loading import load_tokenizer
 from actors.runtime import process
 from actors.runtime.head_session import HeadSession
@@ -69,57 +68,6 @@ class Flow:
     async def episode(self, row, ask):
         ids = ask.tokenizer(row["question"])["input_ids"]
 """
-
-
-ENDLESS = """
-        while True:
-            turn = await ask(ids, max_new_tokens=1)
-            ids = ids + turn.ids
-            if Path(row["answer"]).exists():
-                return Episode(text="")
-"""
-
-
-def test_an_update_in_mid_generation_is_stamped_and_journalled(tmp_path: Path, flow: Flow) -> None:
-    flow(ENDLESS, "endless_flow")
-    with joined(tmp_path, workflow={"function": "endless_flow:Flow"}) as around:
-        row = json.dumps({"question": "abc", "answer": str(tmp_path / "enough")})
-        around.tell(replace(prompt(0, samples=(0,)), row=row))
-        around.beat_until(lambda beat: beat.progress > 0)
-        done = around.push(1)
-        (tmp_path / "enough").touch()
-        t: m.Trajectory = around.heard(m.Trajectory, around.reward)
-        assert [version for version, _ in t.spans] == [0, 1]
-        assert all(pair[1] == 1 for pair in t.segments)
-        around.heard(m.Sampled)
-        around.stop()
-        lines = around.journal()
-        pushed = [line for line in lines if line["event"] == "pushed"]
-        assert [line["version"] for line in pushed] == [0, 1]
-        assert pushed[1]["stall_s"] == round(done.stall_s, 6)
-        assert lines[-1]["event"] == "end"
-        labelled = sum(v for line in lines for k, v in line.items() if k.startswith("s_"))
-        assert abs(labelled - lines[-1]["wall_s"]) <= 0.01 * lines[-1]["wall_s"] + 0.01  # I12
-
-
-def test_trajectories_are_held_without_a_reward_and_sent_again_without_an_ack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(actor, "RESEND_S", 0.2)
-    with ring(tmp_path) as around:
-        around.join(with_reward=False)
-        around.push(0)
-        around.tell(prompt(0, samples=(0,)))
-        around.list_reward()
-        first = around.heard(m.Trajectory, around.reward)
-        again = around.heard(m.Trajectory, around.reward)
-        assert first == again
-        around.heard(m.Sampled)  # once
-        around.tell(m.Ack(0, 0, 0, ""))
-        around.tell(prompt(1, samples=(1,)))
-        while around.heard(m.Trajectory, around.reward).uid == 0:
-            pass
-        assert around.heard(m.Sampled).uid == 1
 
 
 FUSSY = """

@@ -119,6 +119,25 @@ def test_a_generator_that_holds_weights_of_the_history_goes_on_with_them(endless
         assert [(line["term"], line["version"]) for line in pushed] == [(0, 0), (1, 1)]
 
 
+def test_an_update_in_mid_generation_is_stamped_and_journalled(endless_ring: Opening) -> None:
+    with endless_ring() as around:
+        around.tell(endless(around, 0, 0))
+        around.beat_until(lambda beat: beat.progress > 0)
+        done = around.push(1)
+        let_end(around)
+        t = take_sample(around)
+        assert [version for version, _ in t.spans] == [0, 1]
+        assert all(pair[1] == 1 for pair in t.segments)
+        around.stop()
+        lines = around.journal()
+        pushed = [line for line in lines if line["event"] == "pushed"]
+        assert [line["version"] for line in pushed] == [0, 1]
+        assert pushed[1]["stall_s"] == round(done.stall_s, 6)
+        assert lines[-1]["event"] == "end"
+        labelled = sum(v for line in lines for k, v in line.items() if k.startswith("s_"))
+        assert abs(labelled - lines[-1]["wall_s"]) <= 0.01 * lines[-1]["wall_s"] + 0.01  # I12
+
+
 def test_a_push_of_a_newer_term_is_the_news_of_it_and_may_bring_a_lower_version(endless_ring: Opening) -> None:
     with endless_ring(version=7, rollout={"on_update": "keep"}) as around:
         around.tell(endless(around, 0, 0))

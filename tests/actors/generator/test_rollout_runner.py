@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,39 +35,40 @@ class Requests:
 
 
 def runner_of(
-    folder: Path, workflow: Any, engine: Any = None, config: Config | None = None, tokenizer: Any = None
+    folder: Path, episode: Any, engine: Any = None, config: Config | None = None, tokenizer: Any = None
 ) -> RolloutRunner:
+    """Of a workflow with these episodes."""
+    workflow: Any = SimpleNamespace(episode=episode)
     journal = Journal(folder, role="generator", index=0, incarnation=0)
     failures = Failures(folder / "logs", "generator-0.0", "workflow.function")
     log = RolloutLog("generator-0.0", journal, failures)
     return RolloutRunner(engine or Requests(), workflow, tokenizer, config or Config(), log)
 
 
-class Changing:
-    """A workflow that changes its row, also deep inside."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    async def episode(self, row: Row, ask: Ask) -> Episode:
-        self.seen.append((row["question"], list(row["hints"])))
-        row["hints"].append("used")  # type: ignore[index]
-        row["question"] += "!"  # type: ignore[index]
-        return Episode((await ask([65])).text)
+async def ask_once(row: Row, ask: Ask) -> Episode:
+    """The episode of a workflow that is right."""
+    return Episode((await ask([65])).text)
 
 
 def test_a_samples_change_of_its_row_is_not_seen_by_the_next_sample(tmp_path: Path) -> None:
-    workflow, engine = Changing(), Requests()
-    runner = runner_of(tmp_path, workflow, engine)
+    seen: list[Any] = []
+
+    async def change(row: Any, ask: Ask) -> Episode:
+        seen.append((row["question"], list(row["hints"])))
+        row["hints"].append("used")
+        row["question"] += "!"
+        return await ask_once(row, ask)
+
+    engine = Requests()
+    runner = runner_of(tmp_path, change, engine)
     assert list(runner.begin(Prompt(0, 0, 0, [0, 1, 2], "", '{"question": "q", "hints": []}'))) == []
-    assert workflow.seen == [("q", [])] * 3
+    assert seen == [("q", [])] * 3
     assert len(engine.requests) == 3
 
 
 RAISING = """
-class Flow:
-    async def episode(self, row, ask):
-        raise ValueError("bad row")
+async def episode(row, ask):
+    raise ValueError("bad row")
 """
 
 
@@ -77,8 +79,7 @@ def test_only_first_tries_of_a_prompt_in_its_term_count_as_failures_of_the_workf
     """A prompt that failed elsewhere comes as the next attempt: the row may be the cause, not the workflow."""
     (tmp_path / f"raising_{term}.py").write_text(RAISING, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    workflow = importlib.import_module(f"raising_{term}").Flow()
-    runner = runner_of(tmp_path, workflow)
+    runner = runner_of(tmp_path, importlib.import_module(f"raising_{term}").episode)
 
     def fail(uid: int, attempt: int) -> None:
         (outcome,) = runner.begin(Prompt(uid, term * ATTEMPTS + attempt, 0, [0], "", "{}"))
@@ -99,35 +100,13 @@ class Broken(Requests):
         raise EngineError("the device is in error")
 
 
-class Asking:
-    """A workflow that is right."""
-
-    async def episode(self, row: Row, ask: Ask) -> Episode:
-        return Episode((await ask([65])).text)
-
-
 def test_an_engine_that_fails_is_no_failure_of_the_workflow_and_ends_no_job(tmp_path: Path) -> None:
     """Alone at the start, while other generators still load: the head pauses it when others succeed."""
-    runner = runner_of(tmp_path, Asking(), Broken())
+    runner = runner_of(tmp_path, ask_once, Broken())
     for uid in range(5 * MIN_FAILURES):
         (outcome,) = runner.begin(Prompt(uid, 0, 0, [0], "", "{}"))
         assert isinstance(outcome, SampleFailed)
         assert "the device is in error" in outcome.error
-
-
-class Ending:
-    """A workflow that ends its sample as a program ends, or raises when it is cancelled."""
-
-    def __init__(self, error: BaseException, *, at_once: bool) -> None:
-        self.error, self.at_once = error, at_once
-
-    async def episode(self, row: Row, ask: Ask) -> Episode:
-        if self.at_once:
-            raise self.error
-        try:
-            return Episode((await ask([65])).text)
-        finally:
-            raise self.error
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -136,7 +115,14 @@ def test_a_workflow_that_exits_fails_its_sample_and_not_its_generator(
     tmp_path: Path, error: BaseException, at_once: bool
 ) -> None:
     """At once, or while it is cancelled."""
-    runner = runner_of(tmp_path, Ending(error, at_once=at_once))
+
+    async def end(row: Row, ask: Ask) -> Episode:
+        try:
+            return Episode("") if at_once else await ask_once(row, ask)
+        finally:
+            raise error
+
+    runner = runner_of(tmp_path, end)
     outcomes = list(runner.begin(Prompt(0, 0, 0, [0, 1], "", "{}")))
     assert len(outcomes) == int(at_once)
     for outcome in outcomes:
@@ -149,7 +135,7 @@ def test_a_workflow_that_exits_fails_its_sample_and_not_its_generator(
 def test_the_samples_of_a_prompt_are_its_own_in_every_attempt_and_evaluation(tmp_path: Path) -> None:
     """By the seeds: another generator draws them again; an evaluation with a uid of training has others."""
     engine = Requests()
-    runner = runner_of(tmp_path, Asking(), engine)
+    runner = runner_of(tmp_path, ask_once, engine)
     for attempt, evaluation in ((0, ""), (1, ""), (0, "before"), (0, "after")):
         assert list(runner.begin(Prompt(0, attempt, 0, [0, 1], evaluation, "{}"))) == []
     first, again, *others = [tuple(one.seed for one in engine.requests[at : at + 2]) for at in range(0, 8, 2)]
@@ -157,11 +143,9 @@ def test_the_samples_of_a_prompt_are_its_own_in_every_attempt_and_evaluation(tmp
     assert len({*first, *others[0], *others[1]}) == 6
 
 
-class AskingForMore:
-    """A workflow with limits of its own."""
-
-    async def episode(self, row: Row, ask: Ask) -> Episode:
-        return Episode((await ask([65], max_new_tokens=6, controls=SamplingControls(min_new_tokens=5))).text)
+async def ask_for_more(row: Row, ask: Ask) -> Episode:
+    """With limits of its own."""
+    return Episode((await ask([65], max_new_tokens=6, controls=SamplingControls(min_new_tokens=5))).text)
 
 
 @pytest.mark.parametrize("evaluation", ["", "step-3"])
@@ -169,9 +153,9 @@ def test_a_request_has_the_limit_of_the_stage_that_its_prompt_was_admitted_in(tm
     """A problem of an evaluation that of the version that it evaluates. What a workflow asks for yields to it."""
     stage = [{"from_step": 2, "gconfig": {"max_new_tokens": 9}}]
     config = Config.model_validate({"run": {"stage": stage}, "gconfig": {"max_new_tokens": 3}})
-    for workflow, limits in ((Asking(), {1: (3, 0), 2: (9, 0), 3: (9, 0)}), (AskingForMore(), {1: (3, 3), 2: (6, 5)})):
+    for episode, limits in ((ask_once, {1: (3, 0), 2: (9, 0), 3: (9, 0)}), (ask_for_more, {1: (3, 3), 2: (6, 5)})):
         engine = Requests()
-        runner = runner_of(tmp_path / type(workflow).__name__, workflow, engine, config)
+        runner = runner_of(tmp_path / episode.__name__, episode, engine, config)
         for born in limits:
             assert list(runner.begin(Prompt(born, 0, born, [0], evaluation, "{}"))) == []
         found = [(one.max_new_tokens, one.controls.min_new_tokens) for one in engine.requests]
@@ -210,9 +194,8 @@ temperature = 0.6
 
 def test_each_sample_is_drawn_as_its_source_says_and_in_an_evaluation_never_as_in_training(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(MIX, encoding="utf-8")
-    engine, journal = Requests(), Journal(tmp_path, role="generator", index=0, incarnation=0)
-    config = load(tmp_path / "c.toml", (), {})
-    runner = RolloutRunner(engine, Asking(), None, config, RolloutLog("generator-0.0", journal))
+    engine, config = Requests(), load(tmp_path / "c.toml", (), {})
+    runner = runner_of(tmp_path, ask_once, engine, config)
     for uid, (source, evaluation) in enumerate(
         [("a", ""), ("b", ""), ("a", "after:a"), ("c", "after:c"), ("", "after")]
     ):
@@ -242,14 +225,13 @@ class Bytes:
         return bytes(ids).decode()
 
 
-class InTwoTurns:
-    async def episode(self, row: Row, ask: Ask) -> Episode:
-        await ask([65, 66, 67])
-        return Episode((await ask([65, 66, 67, 7, 68])).text)
+async def ask_twice(row: Row, ask: Ask) -> Episode:
+    await ask([65, 66, 67])
+    return Episode((await ask([65, 66, 67, 7, 68])).text)
 
 
 def test_the_journal_has_how_many_prompt_tokens_of_an_episode_were_reused(tmp_path: Path) -> None:
-    runner = runner_of(tmp_path, InTwoTurns(), Answering(), tokenizer=Bytes())
+    runner = runner_of(tmp_path, ask_twice, Answering(), tokenizer=Bytes())
     assert list(runner.begin(Prompt(0, 0, 0, [0], "", "{}"))) == []
     assert [one.uid for one in [*runner.step(), *runner.step()]] == [0]
     lines = map(json.loads, (tmp_path / "generator-0.0.jsonl").read_text(encoding="utf-8").splitlines())

@@ -79,8 +79,6 @@ class Ring:
     """A head and a generator for one real reward actor."""
 
     def __init__(self, folder: Path, context: Context, head: Bus, generator: Bus, process: subprocess.Popen) -> None:
-        self.life = 0  # of the head, as its heartbeats say
-        self.n_beats = 0  # of those
         self.folder, self.context, self.head, self.generator, self.process = folder, context, head, generator, process
 
     def next(self, kind: type[m.Message]) -> m.Message:
@@ -126,14 +124,8 @@ def ring_of(
     config = Config.model_validate({"reward": reward, "bus": {"silent_s": 0.3}})
     (folder / "config.json").write_text(config.model_dump_json())
     listen = "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/head"
-    rings: list[Ring] = []
-
-    def beat() -> m.HeadHeartbeat:
-        if rings:
-            rings[0].n_beats += 1
-        return m.HeadHeartbeat(term=0, version=0, life=rings[0].life if rings else 0)
-
-    head = Bus("head", job=JOB, listen=listen, heartbeats=Heartbeats(beat, every_s=0.1))
+    beats = Heartbeats(lambda: m.HeadHeartbeat(term=0, version=0), every_s=0.1)
+    head = Bus("head", job=JOB, listen=listen, heartbeats=beats)
     generator = Bus("generator-0.0", job=JOB)
     context = context_of(folder, head=head.endpoint)
     process = subprocess.Popen(
@@ -142,10 +134,10 @@ def ring_of(
     try:
         process.stdin.write(context.to_json().encode() + b"\n")
         process.stdin.flush()
-        rings.append(Ring(folder, context, head, generator, process))
+        ring = Ring(folder, context, head, generator, process)
         if starts:
-            rings[0].up()
-        yield rings[0]
+            ring.up()
+        yield ring
     finally:
         process.kill()
         process.communicate()
@@ -250,34 +242,6 @@ def test_samples_are_chosen_by_their_ids_and_as_often_as_the_share_says():
     assert not any(is_chosen(replace(one, evaluation="after"), 1.0) for one in samples)
 
 
-def test_a_reward_refuses_control_messages_and_empty_trajectories_of_a_generator_and_lives(folder):
-    """One Stop of any generator, or by the guest key, or a trajectory without segments ended a reward for ever."""
-    orders = [
-        m.Stop("forged"),
-        m.Evict("forged"),
-        m.Cancel(1, 0),
-        m.Rejoin("forged", anew=True),
-        m.HeadHeartbeat(9, 9, life=9),
-    ]
-    empty = replace(trajectory(1, "x"), generator=GUEST, segments=[], spans=[], ids=b"", logps=b"")
-    with ring_of(folder) as ring, guest_of(ring) as guest, guest_of(ring, "generator-1.0") as intruder:
-        guest.send("reward-0.0", empty)
-        for order in orders:
-            intruder.send("reward-0.0", order)
-        wait_until(lambda: len({line["sender"] for line in refused_by(ring)}) == 2, "both are written down")
-        ring.score(trajectory(1, "fine"))
-        assert ring.next(m.Scored).uid == 1
-        assert ring.process.poll() is None
-        assert ring.stop() == 0
-        refused = {(line["sender"], line["reason"]): line["why"] for line in refused_by(ring)}
-    assert refused.keys() == {(GUEST, "limit"), ("generator-1.0", "role")}
-    assert refused["generator-1.0", "role"].startswith("generator-1.0 may not send ")
-
-
-def refused_by(ring: Ring) -> list[dict]:
-    return [line for line in ring.journal() if line["event"] == "refused"]
-
-
 class Watched(OpenBus):
     """Notes, as each verdict is sent, which ones the journal has and whether progress was reported."""
 
@@ -353,15 +317,14 @@ def test_a_copy_is_scored_once_at_a_time_and_garbage_takes_the_place_of_no_hones
 
 @pytest.mark.slow
 def test_a_flood_of_samples_that_hang_leaves_the_workers_to_others_in_turn(folder):
-    """500 of them were scored before the first honest one: 500 s."""
+    """All of them were scored before the first honest one."""
     with ring_of(folder, timeout_s=0.5) as ring, guest_of(ring) as guest:
-        for uid in range(100):
+        for uid in range(20):
             guest.send(ring.context.name, replace(trajectory(uid, "hangs"), generator=GUEST))
         while not ring.next(m.Heartbeat).note.startswith("scores"):
             pass
-        ring.score(*(trajectory(uid, "fine") for uid in range(10)))
-        found = [ring.next(m.Scored).generator != GUEST for _ in range(30)]
-        assert sum(found) == 10
+        ring.score(*(trajectory(uid, "fine") for uid in range(3)))
+        assert sum(ring.next(m.Scored).generator != GUEST for _ in range(8)) == 3
 
 
 def test_a_backlog_of_one_generator_fills_its_share_and_another_ones_is_taken(folder, monkeypatch):
@@ -405,8 +368,7 @@ def test_queued_trajectories_of_a_refunded_group_are_not_scored(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("says_so", [True, False])
-def test_a_reward_drops_its_queue_and_rejoins_for_a_new_head(folder, says_so):
+def test_a_reward_drops_its_queue_and_rejoins_for_a_new_head(folder):
     with ring_of(folder, timeout_s=60.0) as ring:
         first = ring.join
         ring.score(trajectory(1, "fine"))
@@ -414,13 +376,7 @@ def test_a_reward_drops_its_queue_and_rejoins_for_a_new_head(folder, says_so):
         ring.score(*(replace(trajectory(1, "hangs"), sample=i) for i in range(3, 9)))
         while ring.next(m.Heartbeat).note != "scores 6":
             pass
-        if says_so:
-            ring.head.send(ring.context.name, m.Rejoin("a new head"))
-        else:
-            n_beats = ring.n_beats
-            while ring.n_beats < n_beats + 2:  # one is on its way, before the other life's
-                ring.next(m.Heartbeat)
-            ring.life = 1
+        ring.head.send(ring.context.name, m.Rejoin("a new head"))
         assert ring.next(m.Join) == replace(first, again=1)
         ring.next(m.Ready)
         ring.score(trajectory(1, "fine", attempt=1000))

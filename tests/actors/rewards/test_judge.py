@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 
 from actors.rewards.loading import load_group, load_reward, reward_options
-from actors.rewards.pool import Verdict, WorkerOrder, WorkerPool
 from areal_bus.config.rewards import RewardConfig
 from areal_bus.errors import ConfigError
-from areal_bus.messages import VerdictStatus
 
 pytest.importorskip("httpx2")
 
@@ -215,33 +213,14 @@ def test_a_spent_budget_is_an_error_and_kept_replies_stay_free(server: Server, t
     assert len(server.bodies) == 3
 
 
-def verdicts_of(reward: RewardConfig, folder: Path, n: int, *, n_workers: int = 1) -> list[Verdict]:
-    """Of n different completions, in worker processes."""
-    found: list[Verdict] = []
-    options = reward_options(reward, folder)
-    order = WorkerOrder(reward.function, folder, options=options)
-    with WorkerPool(order, n_workers=n_workers, timeout_s=reward.timeout_s) as pool:
-        while not pool.ready:
-            pool.poll(1.0)
-        for key in range(n):
-            pool.submit(key, prompt="", completion=str(key), row=json.dumps(ROW))
-        while len(found) < n:
-            found += pool.poll(1.0)
-    return found
-
-
-def test_a_judge_that_is_down_is_an_error_and_never_a_zero(tmp_path: Path) -> None:
+def test_a_judge_that_is_down_is_an_error_and_never_a_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.001)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"  # bound, not listening: refuses connections
-        terms = [{"function": "exact", "weight": 1.0}, {"function": "judge", "weight": 0.5}]
-        reward = RewardConfig.model_validate(
-            {**reward_of(url, timeout_s=3.0).model_dump(), "function": "weighted", "terms": terms}
-        )
-        (verdict,) = verdicts_of(reward, tmp_path, 1)
-    assert verdict.status == VerdictStatus.ERROR
-    assert "TermFailed: reward 'judge': JudgeAway: no answer from the judge at http://127.0.0.1:" in verdict.error
-    assert "ConnectError" in verdict.error
+        judge = load_reward("judge", tmp_path, options=reward_options(reward_of(url, timeout_s=3.0), tmp_path))
+        with pytest.raises(JudgeAway, match=r"no answer from the judge at http://127\.0\.0\.1:.*ConnectError"):
+            judge("", "2", ROW)
 
 
 @pytest.mark.parametrize(

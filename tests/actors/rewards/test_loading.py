@@ -1,5 +1,6 @@
 """Rewards by name and by module: how they are found, bound to their arguments, weighted and refused."""
 
+import itertools
 import json
 import re
 import struct
@@ -36,10 +37,20 @@ from launch.checks.trial import TrialScore, check_reward
 ELSEWHERE = {"judge", "url", "model", "reasoning_gym"}  # test_judge.py, functions/test_model.py, test_tasks.py
 
 
+NUMBERS = itertools.count()
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     return tmp_path
+
+
+def own(folder: Path, source: str) -> str:
+    """The name of a new module of this source."""
+    name = f"own_{next(NUMBERS)}"
+    (folder / f"{name}.py").write_text(source, encoding="utf-8")
+    return name
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - ELSEWHERE))
@@ -51,41 +62,34 @@ def test_every_built_in_reward_loads_and_scores(name, folder):
 
 
 @pytest.mark.parametrize(
-    ("module", "source", "name", "parts"),
+    ("source", "name", "parts"),
     [
-        ("own_a", "", "own_missing:score", ["own_missing", "ModuleNotFoundError"]),
-        ("own_b", "import nothing_such", "own_b:score", ["own_b", "nothing_such"]),
-        ("own_c", "def f(:", "own_c:f", ["own_c", "SyntaxError"]),
-        ("own_d", "raise SystemExit(3)", "own_d:f", ["own_d", "SystemExit"]),
-        ("own_e", "def other(p, c, r): ...", "own_e:score", ["own_e", "no such name"]),
-        ("own_f", "score = 3", "own_f:score", ["own_f", "int"]),
-        (
-            "own_g",
-            "def score(text, row): ...",
-            "own_g:score",
-            ["score(text, row)", "'text'", "completion", "solution_str"],
-        ),
-        ("own_h", "", "perfect", ["perfect", '"exact"', "module:function"]),
-        ("own_i", "", "own_i:", ["module:function"]),
-        ("own_j", "", "formt", ["'formt'"]),
+        ("", "own_missing:score", ["own_missing", "ModuleNotFoundError"]),
+        ("import nothing_such", "OWN:score", ["OWN", "nothing_such"]),
+        ("def f(:", "OWN:f", ["OWN", "SyntaxError"]),
+        ("raise SystemExit(3)", "OWN:f", ["OWN", "SystemExit"]),
+        ("def other(p, c, r): ...", "OWN:score", ["OWN", "no such name"]),
+        ("score = 3", "OWN:score", ["OWN", "int"]),
+        ("def score(text, row): ...", "OWN:score", ["score(text, row)", "'text'", "completion", "solution_str"]),
+        ("", "perfect", ["perfect", '"exact"', "module:function"]),
+        ("", "OWN:", ["module:function"]),
+        ("", "formt", ["'formt'"]),
     ],
 )
-def test_a_reward_that_does_not_load_is_refused_with_module_attribute_and_cause(folder, module, source, name, parts):
-    (folder / f"{module}.py").write_text(source)
+def test_a_reward_that_does_not_load_is_refused_with_module_attribute_and_cause(folder, source, name, parts):
+    module = own(folder, source)
     with pytest.raises(ConfigError) as caught:
-        load_reward(name, folder)
-    assert all(part in str(caught.value) for part in parts), caught.value
+        load_reward(name.replace("OWN", module), folder)
+    assert all(part.replace("OWN", module) in str(caught.value) for part in parts), caught.value
 
 
 def test_the_check_before_a_run_tries_the_function_in_another_process(folder):
-    (folder / "own_ok.py").write_text("def score(prompt, completion, row): return 1")
-    (folder / "own_exits.py").write_text("import os; os._exit(7)")
-    check_reward(Config.model_validate({"reward": {"function": "own_ok:score"}}), folder)
-    assert "own_ok" not in sys.modules
-    with pytest.raises(ConfigError, match="exit code 7"):
-        check_reward(Config.model_validate({"reward": {"function": "own_exits:score"}}), folder)
-    with pytest.raises(ConfigError, match="no such name"):
-        check_reward(Config.model_validate({"reward": {"function": "own_ok:nothing"}}), folder)
+    ok, exits = own(folder, "def score(prompt, completion, row): return 1"), own(folder, "import os; os._exit(7)")
+    check_reward(Config.model_validate({"reward": {"function": f"{ok}:score"}}), folder)
+    assert ok not in sys.modules
+    for function, why in ((f"{exits}:score", "exit code 7"), (f"{ok}:nothing", "no such name")):
+        with pytest.raises(ConfigError, match=why):
+            check_reward(Config.model_validate({"reward": {"function": function}}), folder)
 
 
 VERL_ROW = {
@@ -132,26 +136,26 @@ SAID = [{"role": "assistant", "content": "said"}]
 def test_a_reward_gets_its_arguments_by_the_names_of_its_parameters(folder, parameters, row, expected):
     names = [word.partition("=")[0].strip("* ") for word in parameters.split(",")]
     named = [name for name in names if name not in ("", "/", "more")]
-    (folder / "own_bound.py").write_text(f"def score({parameters}): return [{', '.join(named)}]")
-    sys.modules.pop("own_bound", None)
-    assert load_reward("own_bound:score", folder)("asked", "said", row) == expected
+    module = own(folder, f"def score({parameters}): return [{', '.join(named)}]")
+    assert load_reward(f"{module}:score", folder)("asked", "said", row) == expected
 
 
 def test_a_parameter_that_cannot_be_bound_is_refused_with_the_known_names(folder):
-    (folder / "own_unbound.py").write_text(
+    module = own(
+        folder,
         "def other(question, response, row): ...\ndef nothing(strict=True): ...\n"
-        "def verl(data_source, solution_str, ground_truth, extra_info=None): ..."
+        "def verl(data_source, solution_str, ground_truth, extra_info=None): ...",
     )
     for name, parts in [
         ("other", ["'question'", "prompt, completion, row, data_source, solution_str, ground_truth, extra_info"]),
         ("nothing", ["at least one of prompt"]),
         ("verl", ["'data_source'", "in some rows"]),
     ]:
-        config = Config.model_validate({"reward": {"function": f"own_unbound:{name}"}})
+        config = Config.model_validate({"reward": {"function": f"{module}:{name}"}})
         with pytest.raises(ConfigError) as caught:
             check_reward(config, folder, {"question", "answer"})
         assert all(part in str(caught.value) for part in parts), caught.value
-    verl = Config.model_validate({"reward": {"function": "own_unbound:verl"}})
+    verl = Config.model_validate({"reward": {"function": f"{module}:verl"}})
     check_reward(verl, folder, {"question", "answer", "data_source"})
 
 
@@ -173,17 +177,16 @@ def test_a_parameter_that_cannot_be_bound_is_refused_with_the_known_names(folder
 def test_functions_with_lists_are_called_as_trl_and_verl_call_them(folder, parameters, signature, row, expected):
     names = [word.partition("=")[0].strip(" ") for word in parameters.split(",")]
     named = ", ".join(name for name in names if not name.startswith("*"))
-    (folder / "own_lists.py").write_text(
-        f"seen = []\ndef score({parameters}):\n    seen[:] = [{named}]\n    return [0.5]"
-    )
-    sys.modules.pop("own_lists", None)
-    function = load_reward("own_lists:score", folder, set(row), options={"signature": signature})
+    module = own(folder, f"seen = []\ndef score({parameters}):\n    seen[:] = [{named}]\n    return [0.5]")
+    function = load_reward(f"{module}:score", folder, set(row), options={"signature": signature})
     assert function("asked", "said", row) == 0.5
-    assert sys.modules["own_lists"].seen == expected
+    assert sys.modules[module].seen == expected
 
 
 def test_results_of_reward_functions_of_other_systems_are_converted(folder):
-    (folder / "own_returns.py").write_text(
+    module = own(
+        folder,
+        "import numpy as np\n"
         "async def later(completions, **kwargs): return [0.25]\n"
         "def metric(completions, log_metric=None, log_extra=None, **kwargs):\n"
         "    log_extra('seen', completions)\n"
@@ -194,14 +197,17 @@ def test_results_of_reward_functions_of_other_systems_are_converted(folder):
         "def absent(completions, **kwargs): return [None]\n"
         "def verl(solution_str): return {'score': -1, 'acc': False, 'pred': '7', 'n': 3}\n"
         "def odd(solution_str): return {'reward': 1}\n"
+        "def arrays(prompts, completions, log_metric, **kwargs):\n"
+        "    log_metric('n', 1)\n"
+        "    return np.array([c == 'said' for c in completions])\n",
     )
-    sys.modules.pop("own_returns", None)
 
     def value_of(name):
-        return read_value(load_reward(f"own_returns:{name}", folder)("asked", "said", PLAIN_ROW))
+        return read_value(load_reward(f"{module}:{name}", folder)("asked", "said", PLAIN_ROW))
 
     assert value_of("later") == {"reward": 0.25, "correct": None}
     assert value_of("metric") == {"reward": 1.0, "correct": True, "parts": {"length": 4.0}}
+    assert value_of("arrays") == {"reward": 1.0, "correct": True, "parts": {"n": 1.0}}
     assert value_of("verl") == {"reward": -1.0, "correct": False, "parts": {"acc": 0.0, "n": 3.0}}
     for name, error, text in [
         ("number", TypeError, "a float, not a list of one reward"),
@@ -214,12 +220,12 @@ def test_results_of_reward_functions_of_other_systems_are_converted(folder):
 
 
 def test_a_term_that_does_not_apply_is_left_out_of_a_sum(folder):
-    (folder / "own_terms.py").write_text(
+    module = own(
+        folder,
         "def maths(completions, task, **kwargs): return [1.0 if one == 'math' else None for one in task]\n"
-        "def half(completion): return 0.5\n"
+        "def half(completion): return 0.5\n",
     )
-    sys.modules.pop("own_terms", None)
-    terms = [{"function": "own_terms:maths", "weight": 2.0}, {"function": "own_terms:half"}]
+    terms = [{"function": f"{module}:maths", "weight": 2.0}, {"function": f"{module}:half"}]
     options = reward_options(Config.model_validate({"reward": {"function": "weighted", "terms": terms}}).reward)
     score = load_reward("weighted", folder, options=options)
     assert score("", "", {"task": "math"}) == Score(2.5, None, {"maths": 1.0, "half": 0.5})
@@ -246,7 +252,7 @@ TERMS = [
 def verdicts_of(folder: Path, reward: RewardConfig, completions: list[str], **options: bool) -> list[Verdict]:
     """Of worker processes, as in a run."""
     found: dict[int, Verdict] = {}
-    order = WorkerOrder(reward.function, folder, options=reward_options(reward), **options)
+    order = WorkerOrder(reward.function, folder, options=reward_options(reward, folder), **options)
     with WorkerPool(order, n_workers=1, timeout_s=20.0) as pool:
         for key, completion in enumerate(completions):
             pool.submit(key, prompt="", completion=completion, row=json.dumps({"answer": "2"}))
@@ -349,10 +355,9 @@ def test_a_terms_change_of_its_row_is_not_seen_by_the_next_term() -> None:
     ],
 )
 def test_a_signature_that_fits_no_system_or_two_is_refused_in_one_sentence(folder, parameters, text):
-    (folder / "own_mixed.py").write_text(f"def score({parameters}): ...")
-    sys.modules.pop("own_mixed", None)
+    module = own(folder, f"def score({parameters}): ...")
     with pytest.raises(ConfigError, match=text) as caught:
-        load_reward("own_mixed:score", folder, {"question", "answer"})
+        load_reward(f"{module}:score", folder, {"question", "answer"})
     assert "\n" not in str(caught.value)
 
 
@@ -404,15 +409,6 @@ def test_scalars_of_numpy_and_torch_keep_reward_and_correctness(value: Any, corr
         assert read["parts"]["length"] == 0.5
 
 
-def test_an_array_result_of_a_trl_function_keeps_its_correctness(folder: Path) -> None:
-    (folder / "own_arrays.py").write_text(
-        "import numpy as np\ndef score(prompts, completions, log_metric, **kwargs):\n"
-        "    log_metric('n', 1)\n    return np.array([c == 'yes' for c in completions])\n"
-    )
-    value = read_value(load_reward("own_arrays:score", folder)("", "yes", {"question": "", "answer": ""}))
-    assert (value["reward"], value["correct"]) == (1.0, True)
-
-
 SAMPLES = [{"completion": text, "reward": 0.5, "correct": None} for text in ("aa", "", "aaa")]
 
 
@@ -427,9 +423,7 @@ SAMPLES = [{"completion": text, "reward": 0.5, "correct": None} for text in ("aa
     ],
 )
 def test_a_group_reward_is_bound_by_name_and_may_be_a_coroutine(folder, source, rewards):
-    (folder / "own_group.py").write_text(source)
-    sys.modules.pop("own_group", None)
-    assert load_group("own_group:f", folder)("asked", SAMPLES, {"a": 1}) == rewards
+    assert load_group(f"{own(folder, source)}:f", folder)("asked", SAMPLES, {"a": 1}) == rewards
 
 
 @pytest.mark.parametrize(
@@ -442,17 +436,16 @@ def test_a_group_reward_is_bound_by_name_and_may_be_a_coroutine(folder, source, 
         ("{1, 2, 3}", "must return a list of rewards: it returned a set"),
     ],
 )
-def test_a_group_reward_that_returns_anything_else_is_an_error(returned, fault, folder, request):
-    name = f"own_group_{request.node.callspec.indices['returned']}"
-    (folder / f"{name}.py").write_text(f"def f(completions): return {returned}")
+def test_a_group_reward_that_returns_anything_else_is_an_error(returned, fault, folder):
+    module = own(folder, f"def f(completions): return {returned}")
     with pytest.raises((TypeError, ValueError), match=fault):
-        load_group(f"{name}:f", folder)("asked", SAMPLES, {})
+        load_group(f"{module}:f", folder)("asked", SAMPLES, {})
 
 
 def test_an_unknown_parameter_of_a_group_reward_is_refused(folder):
-    (folder / "own_group_named.py").write_text("def f(completions, answers): return completions")
+    module = own(folder, "def f(completions, answers): return completions")
     with pytest.raises(ConfigError, match=r"unknown parameter 'answers'.*prompt, completions, row, rewards, correct"):
-        load_group("own_group_named:f", folder)
+        load_group(f"{module}:f", folder)
 
 
 @pytest.mark.parametrize(

@@ -18,89 +18,58 @@ from tests.support.polling import is_alive, wait_until
 VALUE, TIMEOUT, ERROR = VerdictStatus.VALUE, VerdictStatus.TIMEOUT, VerdictStatus.ERROR
 
 USER_MODULE = r"""
-import ctypes, os, re, signal, subprocess, sys, time
+import ctypes, os, re, resource, signal, subprocess, sys, time
 from decimal import Decimal
 from actors.rewards.protocol import Score
 
 def score(prompt, completion, row):
-    if completion.startswith("long"):
-        return len(completion)
-    return globals()[completion](row)
+    return eval(completion, globals(), {"value": row["value"]})
 
-def right(row): return Score(1.0, correct=True)
-def number(row): return 0.25
-def yes(row): return True
-def decimal(row): return Decimal("0.5")
-def answer(row): return row["value"]
-def busy(row):
+def busy():
     while True: pass
-def sleeps(row): time.sleep(3600)
-def regex(row): return bool(re.match(r"(a+)+$", "a" * 40 + "b"))
-def power(row): return 9**9**9**9
-def stops(row): os.kill(os.getpid(), signal.SIGSTOP)
-def stubborn(row):
+def stubborn():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while True: pass
-def leaves(row): os._exit(0)
-def crashes(row): ctypes.string_at(0)
-def exits(row): sys.exit(3)
-def raises(row): raise RuntimeError("the user's own words \ud800")
-def recurses(row): return recurses(row)
-def nan(row): return float("nan")
-def infinite(row): return Score(float("-inf"))
-def none(row): return None
-def text(row): return "1.0"
-def prints(row):
+    busy()
+def raises(): raise RuntimeError("the user's own words \ud800")
+def recurses(): return recurses()
+def prints():
     print("{}" * 10)
     sys.stdout.flush()
     os.write(1, b"\x02\x00\x00\x00{}" * 100)
     return 1.0
-def floods(row):
+def floods():
     for _ in range(200): print("x" * 100_000)
     return 1.0
-def reads(row): return float(len(sys.stdin.read()) + len(os.read(0, 10)))
-def complains(row): raise ValueError("y" * 5_000_000)
-def closes(row):
+def complains(): raise ValueError("y" * 5_000_000)
+def closes():
     os.closerange(0, 100)
     time.sleep(3600)
-def child(row):
-    started = subprocess.Popen(["sleep", "3600"])
-    open(row["value"], "w").write(str(started.pid))
+def child(path, **how):
+    started = subprocess.Popen(["sleep", "3600"], **how)
+    open(path, "w").write(str(started.pid))
     time.sleep(3600)
-def escapes(row):
-    started = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-    open(row["value"], "w").write(str(started.pid))
-    time.sleep(3600)
-def forks(row): return 0.5 if os.fork() else 1.0
-def forks_and_leaves(row):
+def forks_and_leaves(path):
     if os.fork(): os._exit(0)
-    open(row["value"], "w").write(str(os.getpid()))
+    open(path, "w").write(str(os.getpid()))
     time.sleep(3600)
-def forges(row):
-    body = (row["value"] or '{"status":"value","reward":1.0}').encode()
+def forges(text):
+    body = (text or '{"status":"value","reward":1.0}').encode()
     for fd in map(int, os.listdir("/proc/self/fd")):
         try:
             if os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:") and fd != 2:
                 os.write(fd, len(body).to_bytes(4, "little") + body)
         except OSError: pass
     return 1.0
-def fills(row):
-    with open(row["value"], "wb") as file:
+def fills(path):
+    with open(path, "wb") as file:
         file.truncate(1 << 40)
     return 1.0
-def killed_once(row):
+def killed_once(path):
     try:
-        open(row["value"], "x").close()
+        open(path, "x").close()
     except FileExistsError:
         return 0.75
     os.kill(os.getpid(), signal.SIGKILL)
-def killed(row): os.kill(os.getpid(), signal.SIGKILL)
-def huge(row): return -1e10
-def astronomic(row): return 10**400
-def core(row):
-    import resource
-    return resource.getrlimit(resource.RLIMIT_CORE)[0]
-def threads(row): return int(os.environ["OMP_NUM_THREADS"])
 """
 
 
@@ -133,13 +102,13 @@ def finish(pool: WorkerPool, *, within_s: float = 60.0) -> list[Verdict]:
 def test_an_error_has_its_place_in_the_users_code_and_its_traceback(pool, folder):
     file = folder / "own_worker_rewards.py"
     lines = file.read_text().splitlines()
-    raised = verdict_of(pool, "raises")
+    raised = verdict_of(pool, "raises()")
     line = next(n for n, text in enumerate(lines, 1) if text.startswith("def raises"))
     assert raised.place == f"{file}:{line}"
     assert raised.error.endswith(f"own words \ufffd ({file}:{line})")
     assert raised.trace.startswith("Traceback")
     assert "in raises" in raised.trace
-    returned = verdict_of(pool, "text")  # raised by ours: the place is the function's own
+    returned = verdict_of(pool, "'1.0'")  # raised by ours: the place is the function's own
     assert returned.place == f"{file}:{1 + lines.index('def score(prompt, completion, row):')}"
 
 
@@ -172,7 +141,7 @@ def test_a_file_of_prints_that_is_long_enough_gets_no_more(folder, tmp_path):
     with prints.open("wb") as file:
         file.truncate(PRINTED_BYTES + 1)
     with WorkerPool(WorkerOrder("own_worker_rewards:score", folder, prints=prints), n_workers=1, timeout_s=5.0) as pool:
-        assert verdict_of(pool, "floods").status == VALUE
+        assert verdict_of(pool, "floods()").status == VALUE
     assert PRINTED_BYTES < prints.stat().st_size < PRINTED_BYTES + 100
 
 
@@ -183,19 +152,16 @@ def verdict_of(pool: WorkerPool, completion: str, value: object = None) -> Verdi
 
 
 VALUES = [
-    ("right", 1.0, True),
-    ("number", 0.25, None),
-    ("yes", 1.0, True),
-    ("decimal", 0.5, None),
-    ("prints", 1.0, None),  # standard input and output do not touch the channel
-    ("floods", 1.0, None),
-    ("reads", 0.0, None),
-    ("core", 0.0, None),
-    ("threads", 1.0, None),
-    ("forks", 0.5, None),  # output of a forked child is not taken as the verdict
-    ("number", 0.25, None),
-    ("forks", 0.5, None),
-    ("number", 0.25, None),
+    ("Score(1.0, correct=True)", 1.0, True),
+    ("0.25", 0.25, None),
+    ("True", 1.0, True),
+    ("Decimal('0.5')", 0.5, None),
+    ("prints()", 1.0, None),  # standard input and output do not touch the channel
+    ("floods()", 1.0, None),
+    ("float(len(sys.stdin.read()) + len(os.read(0, 10)))", 0.0, None),
+    ("resource.getrlimit(resource.RLIMIT_CORE)[0]", 0.0, None),
+    ("int(os.environ['OMP_NUM_THREADS'])", 1.0, None),
+    *[("0.5 if os.fork() else 1.0", 0.5, None), ("0.25", 0.25, None)] * 2,  # no output of a forked child is a verdict
 ]
 
 
@@ -210,47 +176,48 @@ def test_numbers_scores_and_booleans_are_values_and_a_worker_has_a_group_of_its_
 
 @pytest.mark.slow
 def test_a_score_that_hangs_is_a_timeout_and_the_next_one_works(pool):
-    for completion in ("busy", "sleeps", "regex", "power", "stops", "stubborn"):
+    regex, stops = 'bool(re.match(r"(a+)+$", "a" * 40 + "b"))', "os.kill(os.getpid(), signal.SIGSTOP)"
+    for completion in ("busy()", "time.sleep(3600)", regex, "9**9**9**9", stops, "stubborn()"):
         hung = verdict_of(pool, completion)
         assert (hung.status, hung.correct) == (TIMEOUT, None), completion
         assert "0.4 s" in hung.error
         assert 0.4 <= hung.score_s < 60
-        assert verdict_of(pool, "number").reward == 0.25
+        assert verdict_of(pool, "0.25").reward == 0.25
 
 
 ERRORS = {
-    "leaves": "exit code 0",
-    "crashes": "SIGSEGV",
-    "exits": "SystemExit: 3",
-    "raises": "RuntimeError: the user's own words \ufffd",
-    "recurses": "RecursionError",
-    "nan": "finite",
-    "infinite": "finite",
-    "huge": "at most 1e+09",
-    "astronomic": "OverflowError",
-    "killed": "SIGKILL",
-    "forges": "an invalid verdict",
-    "none": "NoneType",
-    "text": "returned a str",
-    "no_such_name": "KeyError",
-    "complains": "ValueError: yyy",
-    "closes": "lost",
-    "fills": "too large",
+    "os._exit(0)": "exit code 0",
+    "ctypes.string_at(0)": "SIGSEGV",
+    "sys.exit(3)": "SystemExit: 3",
+    "raises()": "RuntimeError: the user's own words \ufffd",
+    "recurses()": "RecursionError",
+    "float('nan')": "finite",
+    "Score(float('-inf'))": "finite",
+    "-1e10": "at most 1e+09",
+    "10**400": "OverflowError",
+    "os.kill(os.getpid(), signal.SIGKILL)": "SIGKILL",
+    "forges(value)": "an invalid verdict",
+    "None": "NoneType",
+    "'1.0'": "returned a str",
+    "no_such_name": "NameError",
+    "complains()": "ValueError: yyy",
+    "closes()": "lost",
+    "fills(value)": "too large",
 }
 
 
 @pytest.mark.slow
 def test_a_result_that_is_not_a_number_is_an_error_and_the_next_call_works(pool, tmp_path):
     for completion, part in ERRORS.items():
-        verdict = verdict_of(pool, completion, str(tmp_path / "endless") if completion == "fills" else None)
+        verdict = verdict_of(pool, completion, str(tmp_path / "endless") if "fills" in completion else None)
         assert verdict.status == ERROR, completion
         assert part in verdict.error
         assert len(verdict.error) < 3000
-        assert verdict_of(pool, "number").reward == 0.25, f"after {completion}"
+        assert verdict_of(pool, "0.25").reward == 0.25, f"after {completion}"
 
 
 def test_a_killed_worker_gives_no_verdict_and_another_one_scores(pool, tmp_path):
-    assert verdict_of(pool, "killed_once", str(tmp_path / "before")).reward == 0.75
+    assert verdict_of(pool, "killed_once(value)", str(tmp_path / "before")).reward == 0.75
 
 
 FORGED = [
@@ -267,28 +234,28 @@ FORGED = [
 @pytest.mark.slow
 def test_a_pool_lives_on_whatever_its_worker_writes(pool):
     for body in FORGED:
-        verdict = verdict_of(pool, "forges", body)
+        verdict = verdict_of(pool, "forges(value)", body)
         assert (verdict.status, verdict.error[:29]) == (ERROR, "the worker process is lost: i"), body[:60]
-        assert verdict_of(pool, "number").reward == 0.25
+        assert verdict_of(pool, "0.25").reward == 0.25
 
 
 def test_cleared_scores_get_no_verdict_and_their_workers_are_free_at_once(folder):
     with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=60.0) as pool:
         while not pool.ready:
             pool.poll(1.0)
-        for completion in ("busy", "right", "sleeps", "right"):
+        for completion in ("busy()", "1.0", "time.sleep(3600)", "1.0"):
             submit(pool, completion, key="before")
         before = pool.pids
         pool.clear()
         assert pool.n_unfinished == 0
-        submit(pool, "number", key="after")
+        submit(pool, "0.25", key="after")
         assert [verdict.key for verdict in finish(pool)] == ["after"]
         assert not set(before) <= set(pool.pids)
 
 
 def test_a_text_far_longer_than_a_pipe_arrives_whole_and_one_over_the_limit_is_an_error(pool):
-    assert verdict_of(pool, "long" + "é" * 1_000_000).reward == 1_000_004
-    over = verdict_of(pool, "long" + "x" * (17 << 20))
+    assert verdict_of(pool, f"len('{'é' * 1_000_000}')").reward == 1_000_000
+    over = verdict_of(pool, "x" * (17 << 20))
     assert (over.status, "at most" in over.error) == (ERROR, True)
 
 
@@ -297,9 +264,9 @@ def test_a_slow_score_does_not_hold_up_those_of_other_workers(folder):
     with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=1.0) as pool:
         while not pool.ready:
             pool.poll(1.0)
-        submit(pool, "sleeps", key="slow")
+        submit(pool, "time.sleep(3600)", key="slow")
         for n in range(20):
-            submit(pool, "answer", n, key=n)
+            submit(pool, "value", n, key=n)
         found = [(verdict.key, verdict.status, verdict.reward) for verdict in finish(pool)]
         assert found[:-1] == [(n, VALUE, n) for n in range(20)]
         assert found[-1][:2] == ("slow", TIMEOUT)
@@ -310,7 +277,7 @@ def test_the_time_a_worker_takes_to_start_does_not_count_as_time_of_a_score(tmp_
         "import time\ntime.sleep(1.0)\ndef score(prompt, completion, row): return 1"
     )
     with WorkerPool(WorkerOrder("own_slow_start:score", tmp_path), n_workers=1, timeout_s=0.3) as pool:
-        assert verdict_of(pool, "number").status == VALUE
+        assert verdict_of(pool, "0.25").status == VALUE
 
 
 def test_a_function_that_loaded_once_is_no_error_of_the_settings_when_workers_fail_to_start(tmp_path):
@@ -335,9 +302,10 @@ def test_a_function_that_never_loads_ends_in_a_sentence_not_in_a_loop(tmp_path):
 
 @pytest.mark.slow
 def test_processes_started_by_the_function_are_killed_at_its_deadline(pool, tmp_path):
-    for completion in ("child", "escapes", "forks_and_leaves"):
-        assert verdict_of(pool, completion, str(tmp_path / completion)).status == TIMEOUT
-        pid = int((tmp_path / completion).read_text())
+    completions = ("child(value)", "child(value, start_new_session=True)", "forks_and_leaves(value)")
+    for number, completion in enumerate(completions):
+        assert verdict_of(pool, completion, str(tmp_path / f"{number}")).status == TIMEOUT
+        pid = int((tmp_path / f"{number}").read_text())
         wait_until(lambda pid=pid: not is_alive(pid), f"{completion} is dead")
 
 
@@ -345,7 +313,7 @@ def test_closing_the_pool_leaves_no_process_even_in_the_middle_of_a_score(folder
     with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=2, timeout_s=60.0) as pool:
         while not pool.ready:
             pool.poll(1.0)
-        submit(pool, "stubborn")
+        submit(pool, "stubborn()")
         pids = pool.pids
         assert all(is_alive(pid) for pid in pids)
     assert not any(is_alive(pid) for pid in pids)
@@ -357,7 +325,7 @@ def test_workers_die_with_the_process_that_made_them(folder):
         "from actors.rewards.pool import WorkerOrder, WorkerPool\n"
         f"pool = WorkerPool(WorkerOrder('own_worker_rewards:score', {str(folder)!r}), n_workers=2, timeout_s=60.0)\n"
         "while not pool.ready: pool.poll(1.0)\n"
-        "pool.submit(0, prompt='', completion='stubborn', row='{}')\n"
+        "pool.submit(0, prompt='', completion='stubborn()', row='{}')\n"
         "print(*pool.pids, flush=True)\n"
         "sys.stdin.read()\n"
     )
