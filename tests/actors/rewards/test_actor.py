@@ -116,16 +116,14 @@ def ring_of(
     *,
     function: str = "own_actor_rewards:score",
     timeout_s: float = 1.0,
-    tcp: bool = False,
     starts: bool = True,
     **others: object,
 ) -> Iterator[Ring]:
     reward = {"function": function, "timeout_s": timeout_s, **others}
     config = Config.model_validate({"reward": reward, "bus": {"silent_s": 0.3}})
     (folder / "config.json").write_text(config.model_dump_json())
-    listen = "tcp://127.0.0.1:0" if tcp else f"ipc://{folder}/head"
     beats = Heartbeats(lambda: m.HeadHeartbeat(term=0, version=0), every_s=0.1)
-    head = Bus("head", job=JOB, listen=listen, heartbeats=beats)
+    head = Bus("head", job=JOB, listen=f"ipc://{folder}/head", heartbeats=beats)
     generator = Bus("generator-0.0", job=JOB)
     context = context_of(folder, head=head.endpoint)
     process = subprocess.Popen(
@@ -158,12 +156,10 @@ def guest_of(ring: Ring, name: str = GUEST) -> Iterator[Bus]:
         guest.close(0)
 
 
-@pytest.mark.parametrize("tcp", [False, True])
-def test_trajectories_come_back_scored_whole_and_without_their_row(folder, tcp):
-    with ring_of(folder, tcp=tcp) as ring:
+def test_trajectories_come_back_scored_whole_and_without_their_row(folder):
+    with ring_of(folder) as ring:
         join = ring.join
         assert (join.role, join.index, join.pid) == ("reward", 0, ring.process.pid)
-        assert join.endpoint.startswith("tcp://127.0.0.1:" if tcp else "ipc://")  # the named interface only
         sent = trajectory(7, "fine", attempt=1)
         ring.score(sent)
         scored = ring.next(m.Scored)
@@ -393,7 +389,8 @@ def test_a_function_that_does_not_load_ends_the_actor_with_a_sentence_and_code_2
         assert b"reward-0" in ring.process.stderr.read()
 
 
-def test_every_incarnation_listens_at_a_path_of_its_own(folder):
+def test_every_incarnation_listens_at_a_path_of_its_own_or_on_the_named_interface(folder):
+    assert listen_endpoint(context_of(folder, head="tcp://127.0.0.1:9")) == "tcp://127.0.0.1:0"
     endpoints = {listen_endpoint(context_of(folder, incarnation=n)) for n in range(3)}
     assert endpoints == {f"ipc://{folder}/reward-0.{n}" for n in range(3)}
 

@@ -85,6 +85,13 @@ def pool(folder):
         yield pool
 
 
+@pytest.fixture
+def patient(folder):
+    """A pool for scores that end by themselves, on a loaded machine, too."""
+    with WorkerPool(WorkerOrder("own_worker_rewards:score", folder), n_workers=1, timeout_s=60.0) as pool:
+        yield pool
+
+
 def submit(pool: WorkerPool, completion: str, value: object = None, *, key: object = 0) -> None:
     pool.submit(key, prompt="", completion=completion, row=json.dumps({"value": value}))
 
@@ -99,30 +106,30 @@ def finish(pool: WorkerPool, *, within_s: float = 60.0) -> list[Verdict]:
     return verdicts
 
 
-def test_an_error_has_its_place_in_the_users_code_and_its_traceback(pool, folder):
+def test_an_error_has_its_place_in_the_users_code_and_its_traceback(patient, folder):
     file = folder / "own_worker_rewards.py"
     lines = file.read_text().splitlines()
-    raised = verdict_of(pool, "raises()")
+    raised = verdict_of(patient, "raises()")
     line = next(n for n, text in enumerate(lines, 1) if text.startswith("def raises"))
     assert raised.place == f"{file}:{line}"
     assert raised.error.endswith(f"own words \ufffd ({file}:{line})")
     assert raised.trace.startswith("Traceback")
     assert "in raises" in raised.trace
-    returned = verdict_of(pool, "'1.0'")  # raised by ours: the place is the function's own
+    returned = verdict_of(patient, "'1.0'")  # raised by ours: the place is the function's own
     assert returned.place == f"{file}:{1 + lines.index('def score(prompt, completion, row):')}"
 
 
-def test_a_row_of_a_guest_that_is_no_row_is_an_error_and_its_worker_lives(pool):
+def test_a_row_of_a_guest_that_is_no_row_is_an_error_and_its_worker_lives(patient):
     """It ended the worker process, each time."""
-    before = pool.pids
+    before = patient.pids
     rows = ["[1]", "5", "null", '{"_unread_columns": 5}', "[" * 100_000, json.dumps({"\u4e00" * 30_000: 1})]
     for row in rows:
-        pool.submit(0, prompt="", completion="no_such_name", row=row)
-        [verdict] = finish(pool)
+        patient.submit(0, prompt="", completion="no_such_name", row=row)
+        [verdict] = finish(patient)
         assert verdict.status == ERROR
         assert "lost" not in verdict.error
         assert len(verdict.error) <= 2000
-    assert pool.pids == before
+    assert patient.pids == before
 
 
 def test_output_of_a_reward_is_kept_in_a_file_when_it_hangs_afterwards(folder, tmp_path):
@@ -165,13 +172,13 @@ VALUES = [
 ]
 
 
-def test_numbers_scores_and_booleans_are_values_and_a_worker_has_a_group_of_its_own(pool):
+def test_numbers_scores_and_booleans_are_values_and_a_worker_has_a_group_of_its_own(patient):
     for completion, reward, correct in VALUES:
-        verdict = verdict_of(pool, completion)
+        verdict = verdict_of(patient, completion)
         found = (verdict.status, verdict.reward, verdict.correct, verdict.error)
         assert found == (VALUE, reward, correct, ""), completion
         assert verdict.score_s > 0
-    assert [os.getpgid(pid) for pid in pool.pids] == pool.pids
+    assert [os.getpgid(pid) for pid in patient.pids] == patient.pids
 
 
 @pytest.mark.slow
@@ -207,17 +214,17 @@ ERRORS = {
 
 
 @pytest.mark.slow
-def test_a_result_that_is_not_a_number_is_an_error_and_the_next_call_works(pool, tmp_path):
+def test_a_result_that_is_not_a_number_is_an_error_and_the_next_call_works(patient, tmp_path):
     for completion, part in ERRORS.items():
-        verdict = verdict_of(pool, completion, str(tmp_path / "endless") if "fills" in completion else None)
+        verdict = verdict_of(patient, completion, str(tmp_path / "endless") if "fills" in completion else None)
         assert verdict.status == ERROR, completion
         assert part in verdict.error
         assert len(verdict.error) < 3000
-        assert verdict_of(pool, "0.25").reward == 0.25, f"after {completion}"
+        assert verdict_of(patient, "0.25").reward == 0.25, f"after {completion}"
 
 
-def test_a_killed_worker_gives_no_verdict_and_another_one_scores(pool, tmp_path):
-    assert verdict_of(pool, "killed_once(value)", str(tmp_path / "before")).reward == 0.75
+def test_a_killed_worker_gives_no_verdict_and_another_one_scores(patient, tmp_path):
+    assert verdict_of(patient, "killed_once(value)", str(tmp_path / "before")).reward == 0.75
 
 
 FORGED = [
@@ -232,11 +239,11 @@ FORGED = [
 
 
 @pytest.mark.slow
-def test_a_pool_lives_on_whatever_its_worker_writes(pool):
+def test_a_pool_lives_on_whatever_its_worker_writes(patient):
     for body in FORGED:
-        verdict = verdict_of(pool, "forges(value)", body)
+        verdict = verdict_of(patient, "forges(value)", body)
         assert (verdict.status, verdict.error[:29]) == (ERROR, "the worker process is lost: i"), body[:60]
-        assert verdict_of(pool, "0.25").reward == 0.25
+        assert verdict_of(patient, "0.25").reward == 0.25
 
 
 def test_cleared_scores_get_no_verdict_and_their_workers_are_free_at_once(folder):
@@ -253,9 +260,9 @@ def test_cleared_scores_get_no_verdict_and_their_workers_are_free_at_once(folder
         assert not set(before) <= set(pool.pids)
 
 
-def test_a_text_far_longer_than_a_pipe_arrives_whole_and_one_over_the_limit_is_an_error(pool):
-    assert verdict_of(pool, f"len('{'é' * 1_000_000}')").reward == 1_000_000
-    over = verdict_of(pool, "x" * (17 << 20))
+def test_a_text_far_longer_than_a_pipe_arrives_whole_and_one_over_the_limit_is_an_error(patient):
+    assert verdict_of(patient, f"len('{'é' * 1_000_000}')").reward == 1_000_000
+    over = verdict_of(patient, "x" * (17 << 20))
     assert (over.status, "at most" in over.error) == (ERROR, True)
 
 
