@@ -56,6 +56,12 @@ def let_end(around: Ring) -> None:
     (around.folder / "end").touch()
 
 
+def go_on(around: Ring, n_tokens: int) -> None:
+    """Until so many tokens more are sampled."""
+    now = around.next_beat().progress
+    around.beat_until(lambda beat: beat.progress >= now + n_tokens)
+
+
 def take_sample(around: Ring, reward: Bus | None = None) -> m.Trajectory:
     """What arrives at the reward for the first time."""
     t: m.Trajectory = around.heard(m.Trajectory, reward or around.reward)
@@ -79,8 +85,7 @@ def test_a_new_term_ends_whole_groups_that_lost_weights_touched_and_keeps_the_ot
         around.tell(endless(around, 2, 0, 1, n_short=1))
         assert take_sample(around).spans == [[1, 1]]
         around.tell(endless(around, 0, 0, 1, evaluation="before"))
-        tokens = around.next_beat().progress
-        around.beat_until(lambda beat: beat.progress >= tokens + 8)
+        go_on(around, 8)
         around.tell(replace(endless(around, 3, 0), more=True))  # nothing is decoded before the rest of the share
 
         around.tell(m.Term(1, 0))
@@ -100,38 +105,25 @@ def test_a_new_term_ends_whole_groups_that_lost_weights_touched_and_keeps_the_ot
             assert (waited.uid, waited.term, waited.spans) == (3, 1, [[0, 1]])
 
 
-def test_a_generator_that_holds_weights_of_the_history_goes_on_with_them(endless_ring: Opening) -> None:
+def test_a_sample_goes_on_over_terms_and_pushes_that_its_tokens_and_the_journal_are_stamped_with(
+    endless_ring: Opening,
+) -> None:
     with endless_ring() as around:
         around.tell(endless(around, 0, 0))
-        around.beat_until(lambda beat: beat.progress > 0)
-        around.tell(m.Term(1, 0))
-        tokens = around.next_beat().progress
-        around.beat_until(lambda beat: beat.progress > tokens + 3)
-        around.push(1, term=1)
+        go_on(around, 1)
+        around.tell(m.Term(1, 0))  # it holds weights of the history
+        go_on(around, 4)
+        done = around.push(1, term=1)
         around.beat_until(lambda beat: beat.version == 1)
-        tokens = around.next_beat().progress
-        around.beat_until(lambda beat: beat.progress > tokens)
+        go_on(around, 1)
         let_end(around)
         t = take_sample(around)
         assert (t.term, [version for version, _ in t.spans]) == (1, [0, 1])
-        around.stop()
-        pushed = [line for line in around.journal() if line["event"] == "pushed"]
-        assert [(line["term"], line["version"]) for line in pushed] == [(0, 0), (1, 1)]
-
-
-def test_an_update_in_mid_generation_is_stamped_and_journalled(endless_ring: Opening) -> None:
-    with endless_ring() as around:
-        around.tell(endless(around, 0, 0))
-        around.beat_until(lambda beat: beat.progress > 0)
-        done = around.push(1)
-        let_end(around)
-        t = take_sample(around)
-        assert [version for version, _ in t.spans] == [0, 1]
         assert all(pair[1] == 1 for pair in t.segments)
         around.stop()
         lines = around.journal()
         pushed = [line for line in lines if line["event"] == "pushed"]
-        assert [line["version"] for line in pushed] == [0, 1]
+        assert [(line["term"], line["version"]) for line in pushed] == [(0, 0), (1, 1)]
         assert pushed[1]["stall_s"] == round(done.stall_s, 6)
         assert lines[-1]["event"] == "end"
         labelled = sum(v for line in lines for k, v in line.items() if k.startswith("s_"))
@@ -243,12 +235,6 @@ def test_a_term_is_applied_once_and_its_base_selects_the_surviving_messages() ->
 # rollout.on_update = "drain"
 
 DRAIN = {"on_update": "drain"}
-
-
-def go_on(around: Ring, n_tokens: int) -> None:
-    """Until so many tokens more are sampled."""
-    now = around.next_beat().progress
-    around.beat_until(lambda beat: beat.progress >= now + n_tokens)
 
 
 def test_new_weights_wait_for_the_episodes_under_way_and_no_other_is_begun(endless_ring: Opening) -> None:

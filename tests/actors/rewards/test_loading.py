@@ -151,12 +151,10 @@ def test_a_parameter_that_cannot_be_bound_is_refused_with_the_known_names(folder
         ("nothing", ["at least one of prompt"]),
         ("verl", ["'data_source'", "in some rows"]),
     ]:
-        config = Config.model_validate({"reward": {"function": f"{module}:{name}"}})
         with pytest.raises(ConfigError) as caught:
-            check_reward(config, folder, {"question", "answer"})
+            load_reward(f"{module}:{name}", folder, {"question", "answer"})
         assert all(part in str(caught.value) for part in parts), caught.value
-    verl = Config.model_validate({"reward": {"function": f"{module}:verl"}})
-    check_reward(verl, folder, {"question", "answer", "data_source"})
+    load_reward(f"{module}:verl", folder, {"question", "answer", "data_source"})
 
 
 @pytest.mark.parametrize(
@@ -448,22 +446,20 @@ def test_an_unknown_parameter_of_a_group_reward_is_refused(folder):
         load_group(f"{module}:f", folder)
 
 
-@pytest.mark.parametrize(
-    ("reward", "fault"),
-    [
-        ({"group": "own_tried:group"}, r"reward.group 'own_tried:group' failed in a trial.*on row 0: NameError"),
-        ({"group": "own_tried:absent"}, r"reward.group 'own_tried:absent' must name a function"),
-        ({"check": {"function": "own_tried:f"}}, r"reward.check.function 'own_tried:f' failed in a trial.*NameError"),
-        ({"check": {"function": "own_tried:absent"}}, r"reward.check.function 'own_tried:absent' must name a function"),
-    ],
-)
-def test_rewards_of_groups_and_checks_are_tried_before_the_start(folder, reward, fault):
-    (folder / "own_tried.py").write_text(
+def test_rewards_of_groups_and_checks_are_tried_before_the_start(folder):
+    module = own(
+        folder,
         "def group(completions): return [row for one in completions]\ndef f(completion): return answer\n"
-        "def four(completions):\n    a, b, c, d = completions\n    return [0, 1, 2, 3]"
+        "def four(completions):\n    a, b, c, d = completions\n    return [0, 1, 2, 3]",
     )
     trial = TrialScore("row 0", "asked", "1", '{"answer": "1"}', b"", 0)
-    with pytest.raises(ConfigError, match=fault):
-        check_reward(Config.model_validate({"reward": reward}), folder, trials=[trial])
-    whole = {"reward": {"group": "own_tried:four"}, "gconfig": {"n_samples": 4}}
+    for reward, fault in [
+        ({"group": f"{module}:group"}, rf"reward.group '{module}:group' failed in a trial.*on row 0: NameError"),
+        ({"group": f"{module}:absent"}, rf"reward.group '{module}:absent' must name a function"),
+        ({"check": {"function": f"{module}:f"}}, rf"check.function '{module}:f' failed in a trial.*NameError"),
+        ({"check": {"function": f"{module}:absent"}}, rf"check.function '{module}:absent' must name a function"),
+    ]:
+        with pytest.raises(ConfigError, match=fault):
+            check_reward(Config.model_validate({"reward": reward}), folder, trials=[trial])
+    whole = {"reward": {"group": f"{module}:four"}, "gconfig": {"n_samples": 4}}
     check_reward(Config.model_validate(whole), folder, trials=[trial])
