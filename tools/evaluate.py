@@ -38,9 +38,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = terminal.tool_parser(
-        "python -m tools.evaluate", description="Score a model or a run on a file of problems.", epilog=EPILOG
-    )
+    p = terminal.tool_parser("python -m tools.evaluate", __doc__, EPILOG)
     p.add_argument("model", metavar="MODEL_OR_RUN", help="model folder, Hugging Face id, or run (its exported model)")
     p.add_argument(
         "--data", metavar="FILE", help="JSON lines with question and answer (else those of --config, or of the run)"
@@ -53,12 +51,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--temperature", type=float, metavar="X", help="sampling temperature (1)")
     p.add_argument("--max-new-tokens", type=int, metavar="N", help="tokens of an answer at most (256)")
     p.add_argument("--seed", type=int, metavar="N", help="seed of the sampling (1)")
-    p.add_argument(
-        "--evaluation",
-        metavar="NAME",
-        default="after",
-        help="answer with the seeds of this evaluation of a run (after)",
-    )
+    seeds = "answer with the seeds of this evaluation of a run (after)"
+    p.add_argument("--evaluation", metavar="NAME", default="after", help=seeds)
     p.add_argument("--limit", type=int, metavar="N", help="only the first N problems")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting")
     p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where to compute (auto)")
@@ -103,15 +97,9 @@ def make_order(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("give a file of problems (JSON lines) with --data FILE, or as evaluate.path of --config")
     if where and data and data == own and not Path(data).is_file():
         raise ConfigError(f"missing problems: the run has no {data}; give a file with --data FILE")
-    return {
-        "model": str(exported_model(where)) if where else args.model,
-        "data": data or "",
-        "config": config.model_dump(mode="json"),
-        "folder": args.modules or modules,
-        "name": args.evaluation,
-        "device": args.device,
-        "json": args.json,
-    }
+    model = str(exported_model(where)) if where else args.model
+    how = {"folder": args.modules or modules, "name": args.evaluation, "device": args.device, "json": args.json}
+    return {"model": model, "data": data or "", "config": config.model_dump(mode="json"), **how}
 
 
 def configured_problems(config: Config, folder: str) -> str | None:

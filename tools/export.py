@@ -22,7 +22,7 @@ To start a follower beside a job: journal.tracker = ["tensorboard"]."""
 
 
 def parser() -> argparse.ArgumentParser:
-    p = run_parser("tools.export", description="Write the scalar series of a run to a tracker.", epilog=EPILOG)
+    p = run_parser("tools.export", __doc__, EPILOG)
     p.add_argument("--to", required=True, metavar="TRACKER", help=f'{", ".join(TRACKERS)} or "module:Writer"')
     p.add_argument("--out", metavar="FOLDER", help="folder for the tracker's files (RUN/trackers)")
     p.add_argument("--new", action="store_true", help="begin another run of the tracker instead of continuing")

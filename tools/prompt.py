@@ -28,7 +28,7 @@ OF_THE_RING = ("term", "update", "publish", "member")
 
 
 def parser() -> argparse.ArgumentParser:
-    p = run_parser("tools.prompt", description="Show the life of one prompt, in order.", epilog=EPILOG)
+    p = run_parser("tools.prompt", __doc__, EPILOG)
     p.add_argument("uid", type=number, metavar="UID", help="its number: tools.samples shows those of samples")
     p.add_argument("--evaluation", default="", metavar="NAME", help="a problem of this evaluation instead")
     p.add_argument("--json", action="store_true", help="the journal's lines, as they were written")

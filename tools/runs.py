@@ -42,7 +42,7 @@ KEYS = tuple(one.name for one in fields(ListedRun))
 
 
 def parser() -> argparse.ArgumentParser:
-    p = terminal.tool_parser("python -m tools.runs", description="List the runs of a folder.", epilog=EPILOG)
+    p = terminal.tool_parser("python -m tools.runs", __doc__, EPILOG)
     p.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="folder with the runs (runs)")
     p.add_argument("--sort", choices=KEYS, default="name", metavar="KEY", help=f"one of {', '.join(KEYS)} (name)")
     p.add_argument("--json", action="store_true", help="one JSON object a run")

@@ -33,7 +33,7 @@ Range = tuple[float, float]
 
 
 def parser() -> argparse.ArgumentParser:
-    p = run_parser("tools.samples", description="Show samples of a run.", epilog=EPILOG)
+    p = run_parser("tools.samples", __doc__, EPILOG)
     p.add_argument("--step", type=int, metavar="N", help="samples trained in step N = 0, 1, 2, ... (the latest)")
     p.add_argument("--uid", type=int, metavar="U", help="samples of prompt U only, whatever the step")
     p.add_argument("--sample", type=int, metavar="S", help="with --uid: one sample of its group")

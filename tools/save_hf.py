@@ -19,11 +19,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = terminal.tool_parser(
-        "python -m tools.save_hf",
-        description="Write the model of a checkpoint as a Hugging Face folder.",
-        epilog=EPILOG,
-    )
+    p = terminal.tool_parser("python -m tools.save_hf", __doc__, EPILOG)
     p.add_argument("checkpoint", metavar="CHECKPOINT", help="folder of a checkpoint, or a run (its newest checkpoint)")
     p.add_argument("folder", metavar="FOLDER", help="where to write; must not exist, or be empty")
     p.add_argument(

@@ -20,9 +20,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = terminal.tool_parser(
-        "python -m tools.tasks", description="List the named tasks, or check a file of one.", epilog=EPILOG
-    )
+    p = terminal.tool_parser("python -m tools.tasks", __doc__, EPILOG)
     commands = p.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="the tasks with their reward and evaluation protocol")
     listing.add_argument("--json", action="store_true", help="one JSON object")

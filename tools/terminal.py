@@ -80,14 +80,14 @@ def end(main: Callable[[], int]) -> None:
     sys.exit(code)
 
 
-def tool_parser(prog: str, *, description: str, epilog: str) -> argparse.ArgumentParser:
-    """A parser for `prog`. The caller adds arguments and options."""
-    raw = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(as_here(prog), description=description, epilog=as_here(epilog), formatter_class=raw)
+def tool_parser(prog: str, doc: str | None, epilog: str) -> argparse.ArgumentParser:
+    """A parser for `prog`, described by the first line of its module. The caller adds arguments and options."""
+    about, raw = (doc or "").partition("\n")[0], argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(as_here(prog), description=about, epilog=as_here(epilog), formatter_class=raw)
 
 
-def run_parser(module: str, *, description: str, epilog: str) -> argparse.ArgumentParser:
+def run_parser(module: str, doc: str | None, epilog: str) -> argparse.ArgumentParser:
     """A parser for `python -m MODULE [RUN]`. The caller adds the options."""
-    p = tool_parser(f"python -m {module}", description=description, epilog=epilog)
+    p = tool_parser(f"python -m {module}", doc, epilog)
     p.add_argument("run", nargs="?", metavar="RUN", help="folder of the run, or its name below runs/ (runs/latest)")
     return p

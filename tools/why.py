@@ -269,11 +269,7 @@ def report_lines(report: WhyReport) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = run_parser(
-        "tools.why",
-        description="Show whether a run is alive, stalled, dead or over, and which actor waits for which since when.",
-        epilog=EPILOG,
-    )
+    p = run_parser("tools.why", __doc__, EPILOG)
     p.add_argument("--json", action="store_true", help="one JSON object on one line")
     return p
 

@@ -14,6 +14,7 @@ import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -80,9 +81,8 @@ def override(given: Given, overrides: Sequence[str], environ: Mapping[str, str])
         origins[key] = origin
     removed.refuse(tree, origins)
     defaults = fields()
-    named = packaged.fill_algorithm(
-        tree, lambda key: defaults[key].default, lambda key: is_below_algorithm(key, origins)
-    )
+    is_below = partial(is_below_algorithm, origins=origins)
+    named = packaged.fill_algorithm(tree, lambda key: defaults[key].default, is_below)
     origins |= dict.fromkeys(named, named_by(tree, "actor.algorithm"))
     for key, fill in (("workflow.function", workflows.fill), ("data.task", named_tasks.fill)):
         fill(tree)
@@ -124,10 +124,8 @@ def check_is_no_base(path: Path, *, is_alone: bool) -> None:
     if over := extending(path):
         raise ConfigError(f"{path} is a base for others and names no model: start one of {', '.join(over)}")
     if is_alone and path.resolve().parent == packaged.ALGORITHMS:
-        raise ConfigError(
-            f"model.path is missing: {path} is an algorithm alone; name it after a config, as in "
-            f"configs/tiny.toml {path}, or in one (extends, or actor.algorithm)"
-        )
+        remedy = f"name it after a config, as in configs/tiny.toml {path}, or in one (extends, or actor.algorithm)"
+        raise ConfigError(f"model.path is missing: {path} is an algorithm alone; {remedy}")
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -193,10 +191,9 @@ def as_utf8(key: str, given: str) -> str:
     try:
         return os.fsencode(given).decode()
     except UnicodeError:
-        raise ConfigError(
-            f"{key} must be UTF-8 text: the locale ({locale.getencoding()}) reads its value as {given!a}; set "
-            "LC_ALL=C.UTF-8, or write the value into the TOML file"
-        ) from None
+        read = f"the locale ({locale.getencoding()}) reads its value as {given!a}"
+        remedy = "set LC_ALL=C.UTF-8, or write the value into the TOML file"
+        raise ConfigError(f"{key} must be UTF-8 text: {read}; {remedy}") from None
 
 
 def plain_value(key: str, raw: str, origin: str) -> Any:
@@ -349,8 +346,7 @@ def limited(annotation: Any) -> str:
     """`kind` of a part of a list or table, each member of a union with its limits."""
     words = []
     for one in members_of(annotation):
-        infos = get_args(one)[1:] if get_origin(one) is Annotated else ()
-        limits = in_words([item for info in infos for item in getattr(info, "metadata", [info])])
+        limits = in_words(limits_of(one))
         words.append(kind(one) + (f", {limits}" if limits else ""))
     return " or ".join(words)
 
@@ -359,22 +355,16 @@ def bounds(field: FieldInfo) -> str:
     """Limits of the field in words; empty if it has none. A pattern has its words in the field's extra "form"."""
     if isinstance(field.json_schema_extra, dict) and "form" in field.json_schema_extra:
         return str(field.json_schema_extra["form"])
-    return in_words([*field.metadata, *(item for one in get_args(field.annotation) for item in _annotated(one))])
+    return in_words([*field.metadata, *(item for one in get_args(field.annotation) for item in limits_of(one))])
 
 
 def in_words(items: Sequence[Any]) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "of length at least"}
-    return " and ".join(
-        f"{text} {value}" for item in items for name, text in words.items() if (value := limit(item, name))
-    )
+    found = ((text, getattr(item, name, None)) for item in items for name, text in words.items())
+    return " and ".join(f"{text} {value}" for text, value in found if value is not None)
 
 
-def _annotated(member: Any) -> list[Any]:
+def limits_of(member: Any) -> list[Any]:
     """Limits of an annotated union member."""
-    infos = [item for item in get_args(member)[1:] if get_origin(member) is Annotated]
-    return [limit for info in infos for limit in (info.metadata if isinstance(info, FieldInfo) else [info])]
-
-
-def limit(item: Any, name: str) -> str:
-    value = getattr(item, name, None)
-    return "" if value is None else f"{value}"
+    infos = get_args(member)[1:] if get_origin(member) is Annotated else ()
+    return [limit for info in infos for limit in getattr(info, "metadata", [info])]

@@ -86,9 +86,8 @@ def refuse(tree: dict[str, Any], origins: Mapping[str, str]) -> None:
         *sections, name = key.split(".")
         table = _table(tree, sections)
         if name in table and (value := table.pop(name)) != default:
-            raise ConfigError(
-                f"{key} no longer exists: {reason}; remove it (it is {json.dumps(value)}; {origins[key]})"
-            )
+            remedy = f"remove it (it is {json.dumps(value)}; {origins[key]})"
+            raise ConfigError(f"{key} no longer exists: {reason}; {remedy}")
 
 
 def ignored(tree: dict[str, Any]) -> list[str]:

@@ -115,11 +115,8 @@ class ProgressTracker:
 def _ring(state: HeadState) -> dict[str, object]:
     """Counts that move when the ring does. A lost lease, a push or a change of standing alone is no move."""
     gate, ledger, evaluation = state.gate, state.ledger, state.evaluations.open
-    return {
-        "phase": state.phase,
-        "u": gate.u,
-        "v": gate.v,
-        "w": gate.w,
+    clock: dict[str, object] = {"phase": state.phase, "u": gate.u, "v": gate.v, "w": gate.w}
+    return clock | {
         "asked": tuple(sorted(state.terms.requests)),
         "admitted": ledger.next_uid,
         "refunded": ledger.refunds.total(),
@@ -283,10 +280,8 @@ class _Moment:
         places += [f"{n_scored} at the rewards"] if n_scored else []
         places += [f"{len(evaluation.waiting)} not leased"] if evaluation.waiting else []
         on = (*at, *(self._scorers() if n_scored else ()))
-        n = len(evaluation.waiting) + len(evaluation.leased)
-        return Wait(
-            f"evaluation '{evaluation.name}'", count(n, "problem"), on, self._age("evaluated"), first_few(places)
-        )
+        who, n = f"evaluation '{evaluation.name}'", len(evaluation.waiting) + len(evaluation.leased)
+        return Wait(who, count(n, "problem"), on, self._age("evaluated"), first_few(places))
 
     def _batch(self) -> Wait | None:
         """The learner has requested a batch that is not complete."""
@@ -365,11 +360,10 @@ class _Moment:
         is_due = self.state.phase is Phase.TRAINING and self.gate.w == self.gate.u and self.state.terms.begun_by
         if not is_due or self._is_asked:
             return None
-        late = [x for x in self.members.of(Role.LEARNER) if x.index not in self.state.terms.requests]
-        missing = [
-            f"learner-{i}" for i in range(self.state.split.learners) if not self.members.of(Role.LEARNER, index=i)
-        ]
-        on = (*(x.name for x in late), *missing)
+        there = self.members.of(Role.LEARNER)
+        late = [x for x in there if x.index not in self.state.terms.requests]
+        missing = set(range(self.state.split.learners)) - {x.index for x in there}
+        on = (*(x.name for x in late), *(f"learner-{i}" for i in sorted(missing)))
         for_what = f"{first_few([actor_of(name) for name in on])} to ask for it"
         since_s = min(self._age("asked"), self._age("u"))
         return Wait(f"batch {self.gate.w}", for_what, on, since_s, self._notes(late, since_s))

@@ -26,15 +26,18 @@ def permuted(n_rows: int, *, seed: int | str, pass_: int, shuffle: bool) -> list
     return rows
 
 
+def n_draws(n_rows: int, passes: int | None) -> int | None:
+    if n_rows < 1:
+        raise ValueError(f"an order needs at least one row: it got {n_rows}")
+    return None if passes is None else passes * n_rows
+
+
 class RowOrder:
     """`row(k)` is the k-th draw. A resumed run continues at k: there is no state but the position."""
 
     def __init__(self, n_rows: int, *, seed: int | str, shuffle: bool = True, passes: int | None = None) -> None:
         """`passes`: data.total_train_epochs; None: unlimited. Raises ValueError without rows."""
-        if n_rows < 1:
-            raise ValueError(f"an order needs at least one row: it got {n_rows}")
-        self.n_rows = n_rows
-        self.total = None if passes is None else passes * n_rows
+        self.n_rows, self.total = n_rows, n_draws(n_rows, passes)
         self.position = 0  # of the next draw
         self._seed = seed
         self._shuffle = shuffle
@@ -87,19 +90,10 @@ class Curriculum:
     """An order of rows as `RowOrder`, without the rows that rest."""
 
     def __init__(
-        self,
-        n_rows: int,
-        window: PassRateWindow,
-        *,
-        seed: int | str,
-        shuffle: bool = True,
-        passes: int | None = None,
+        self, n_rows: int, window: PassRateWindow, *, seed: int | str, shuffle: bool = True, passes: int | None = None
     ) -> None:
         """`passes`: data.total_train_epochs; None: unlimited. Raises ValueError without rows."""
-        if n_rows < 1:
-            raise ValueError(f"an order needs at least one row: it got {n_rows}")
-        self.n_rows = n_rows
-        self.total = None if passes is None else passes * n_rows  # at most
+        self.n_rows, self.total = n_rows, n_draws(n_rows, passes)  # at most
         self._window, self._seed, self._shuffle, self._passes = window, seed, shuffle, passes
         self.go_to(0, "")
 

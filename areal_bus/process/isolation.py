@@ -44,9 +44,8 @@ def pin(name: str) -> str:
     if name in sys.modules:
         found = [Path(place).resolve() for place in getattr(sys.modules[name], "__path__", [])]
         return "" if found == [folder] else f"error: package {name!r} must be {folder}: Python has loaded another"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
+    inside = [str(folder)]
+    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=inside)
     if spec is None or spec.loader is None:
         return f"error: package {name!r} must be {folder}: it cannot be loaded"
     sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -50,9 +50,7 @@ def write_split(run: Path, pool: RankPool, split: Split) -> None:
     try:
         write_atomic(path, json.dumps({"pool": asdict(pool)} | asdict(split)) + "\n")
     except OSError as error:
-        raise CheckpointError(
-            f"cannot write_split the split to {path}: {error}; it must be on disk before the change begins"
-        ) from error
+        raise CheckpointError(f"the split must be on disk before a change begins: {path}: {error}") from error
 
 
 def read_split(run: Path) -> tuple[RankPool, Split] | None:
@@ -111,7 +109,7 @@ def write_best(run: Path, metric: str, values: Values) -> None:
 
 
 def read_best(run: Path) -> list[tuple[int, float]]:
-    """The values; none where there is no such file, or none that can be read_best."""
+    """The values; none where there is no such file, or none that can be read."""
     try:
         values = json.loads((run / BEST).read_text(encoding="utf-8"))["values"]
         return [(int(version), float(value)) for version, value in values]
@@ -134,7 +132,5 @@ def next_term(folder: Path) -> int:
         return 0
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
-    raise CheckpointError(
-        f'{path} must hold {{"term": N}}, the newest term of this run: {why}; write it with the largest "term" of the '
-        "head's journal (head-*.jsonl), or a larger one, and resume"
-    )
+    remedy = 'write it with the largest "term" of the head\'s journal (head-*.jsonl), or a larger one, and resume'
+    raise CheckpointError(f'{path} must hold {{"term": N}}, the newest term of this run: {why}; {remedy}')

@@ -87,9 +87,8 @@ def take_snapshot(
     pin = any(tensor.is_cuda for tensor in unique.values())
     memory = _memory(entries, n_bytes, previous, pin=pin, shared_on=shared_on)
     running = Checksum(memory.data.device)
-    checksums = [
-        _copy(unique[entry.name], entry, place, running) for entry, place in zip(entries, memory.places, strict=True)
-    ]
+    places = zip(entries, memory.places, strict=True)
+    checksums = [_copy(unique[entry.name], entry, place, running) for entry, place in places]
     layout = Manifest(version, entries, tuple(checksums), bucket_bytes, n_bytes)
     return Snapshot(layout, layout.digest, memory.data, memory.places, shared=memory.shared)
 
@@ -103,10 +102,8 @@ def digest_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None
 
 def forms_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Form]:
     """Name -> (shape, dtype) of the unsharded tensors, as `WeightReceiver.receive` expects."""
-    return {
-        name: (tuple(tensor.shape), str(_rounded_to(tensor, dtype)).removeprefix("torch."))
-        for name, tensor in parameters.items()
-    }
+    dtypes = {name: str(_rounded_to(tensor, dtype)).removeprefix("torch.") for name, tensor in parameters.items()}
+    return {name: (tuple(tensor.shape), dtypes[name]) for name, tensor in parameters.items()}
 
 
 def untied(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

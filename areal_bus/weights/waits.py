@@ -166,9 +166,8 @@ class PushWaits:
         if (reason := self._watch.check()) is not None:
             raise self.aborted(reason)
         if time.monotonic() >= self._deadline:
-            raise PushFailed(
-                f"timed out: {self._what} is not complete after {self._timeout_s:g} s; it waits for {waits_for()}"
-            )
+            late = f"{self._what} is not complete after {self._timeout_s:g} s"
+            raise PushFailed(f"timed out: {late}; it waits for {waits_for()}")
 
     def aborted(self, reason: str) -> PushFailed:
         return PushFailed(f"{self._what} was aborted: {reason}")

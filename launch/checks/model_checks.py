@@ -45,10 +45,8 @@ def check_lora(config: Config, model: str) -> None:
         return
     starts = bool(model) and is_adapter_folder(Path(model))
     if starts and uses_reference(config.actor) and not config.reference.path:
-        raise ConfigError(
-            f"the reference would be the base of {model}, not version 0, which has its adapters: set reference.path to "
-            "this folder, or to that of the base"
-        )
+        what = f"the reference would be the base of {model}, not version 0, which has its adapters"
+        raise ConfigError(f"{what}: set reference.path to this folder, or to that of the base")
     from actors.models.lora import adapted_layers, check_peft  # imports torch
 
     check_peft()
@@ -79,25 +77,19 @@ def check_frozen_models(config: Config, folder: Path, model: str) -> None:
         theirs = load_tokenizer(other).get_vocab()
         differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
         if differing:
-            raise ConfigError(
-                f"{key} must be a model with the policy's tokenizer: {len(differing)} tokens have another id or are in "
-                f"one of them only, the first is {differing[0]!r} ({other})"
-            )
+            n = f"{len(differing)} tokens have another id or are in one of them only, the first is {differing[0]!r}"
+            raise ConfigError(f"{key} must be a model with the policy's tokenizer: {n} ({other})")
         most, longest = max_positions(other), config.data.max_prompt_tokens + largest(config).gconfig.max_new_tokens
         if most is not None and most < longest:
-            raise ConfigError(
-                f"{key} must read whole sequences, up to data.max_prompt_tokens + gconfig.max_new_tokens = {longest} "
-                f"tokens: {other} reads {most}"
-            )
+            sum_ = f"data.max_prompt_tokens + gconfig.max_new_tokens = {longest} tokens"
+            raise ConfigError(f"{key} must read whole sequences, up to {sum_}: {other} reads {most}")
 
 
 def check_token_ids(config: Config, vocabulary: int) -> None:
     """Raises ConfigError for a token id that the model does not have."""
     ways = samplings_of(config)
-    found = [("stop_token_ids", one.stop_token_ids) for one in ways] + [
-        ("logit_bias", (*one.logit_bias,)) for one in ways
-    ]
-    for key, ids in found:
+    stops = [("stop_token_ids", one.stop_token_ids) for one in ways]
+    for key, ids in (*stops, *(("logit_bias", (*one.logit_bias,)) for one in ways)):
         if large := [token for token in ids if token >= vocabulary]:
             raise ConfigError(f"unknown token id {large[0]} in gconfig.{key}: the model has {vocabulary} tokens")
 
@@ -118,7 +110,5 @@ def check_arguments(config: Config, tokenizer: Any) -> None:
     template = config.workflow.agent.chat_template or str(tokenizer.chat_template or "")
     for name in config.data.chat_template_kwargs:
         if name not in template:
-            raise ConfigError(
-                f"data.chat_template_kwargs must name arguments that the chat template reads: {name!r} is not in that "
-                f"of {config.model.path}"
-            )
+            rule = "data.chat_template_kwargs must name arguments that the chat template reads"
+            raise ConfigError(f"{rule}: {name!r} is not in that of {config.model.path}")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -28,10 +29,8 @@ def dropped_note(rows: Sequence[RowWithOrigin], lengths: Mapping[int, int], *, m
     """The rows that are dropped, by `lengths`: the tokens of their prompts by index."""
     names = ", ".join(f"{rows[i].where} ({n})" for i, n in islice(sorted(lengths.items()), N_NAMED))
     more = ", ..." if len(lengths) > N_NAMED else ""
-    return (
-        f"{len(lengths)} of {len(rows)} rows are dropped: their prompts exceed data.max_prompt_tokens = {most} tokens "
-        f"(data.long_prompts): {names}{more}"
-    )
+    why = f"their prompts exceed data.max_prompt_tokens = {most} tokens (data.long_prompts)"
+    return f"{len(lengths)} of {len(rows)} rows are dropped: {why}: {names}{more}"
 
 
 def unknown_notes(config: Config, rows: Sequence[RowWithOrigin], model: str) -> list[str]:
@@ -48,12 +47,9 @@ def encoder(config: Config, model: str) -> tuple[Encode, int | None, str]:
         characters = character_tokenizer(scratch)
         remedy = "add them to model.scratch.characters"
         return lambda text: list(characters.encode(text).ids), characters.token_to_id(UNKNOWN), remedy
-    tokenizer = load_tokenizer(model)
-    return (
-        lambda text: list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]),
-        tokenizer.unk_token_id,
-        "set model.path to a model whose tokenizer has them",
-    )
+    tokenizer, remedy = load_tokenizer(model), "set model.path to a model whose tokenizer has them"
+    encode = partial(tokenizer, add_special_tokens=False, verbose=False)
+    return lambda text: list(encode(text)["input_ids"]), tokenizer.unk_token_id, remedy
 
 
 def unknown_note(field: str, rows: Sequence[RowWithOrigin], encode: Encode, unknown: int, remedy: str) -> str:

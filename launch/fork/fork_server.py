@@ -210,11 +210,10 @@ class ForkServer:
         """Read a request and fork. A request that is not whole is dropped: its sender has ended."""
         attendant, _ = self._listener.accept()
         if attendant.fileno() + SPARE > (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
-            raise ConfigError(
-                f'launch.start = "fork" needs a descriptor for each rank of a host: after '
-                f"{len(self._attendants) + len(self._waiting)} ranks, the limit of open files is {limit}; "
-                'raise the hard limit (ulimit -Hn), or set launch.start = "spawn"'
-            )
+            n = len(self._attendants) + len(self._waiting)
+            rule, remedy = "needs a descriptor for each rank of a host", 'or set launch.start = "spawn"'
+            fault = f"after {n} ranks, the limit of open files is {limit}; raise the hard limit (ulimit -Hn)"
+            raise ConfigError(f'launch.start = "fork" {rule}: {fault}, {remedy}')
         streams: list[int] = []
         try:
             if pid_and_user(attendant)[1] != os.getuid():

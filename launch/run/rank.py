@@ -127,13 +127,8 @@ def run_actors(
     """Start the actors of this rank and wait for them. Exit code."""
     rank, followers = bootstrap.rank, Followers()
     cleanup: list[HeadEndpoint | PidFile] = []  # removed at the end of the job
-    supervisor = Supervisor(
-        rank=rank,
-        launch=config.launch,
-        watchdog=config.watchdog,
-        at_end=lambda: remove_all(cleanup),
-        at_poll=followers.check,
-    )
+    supervisor = Supervisor(rank, config.launch, config.watchdog)
+    supervisor.at_end, supervisor.at_poll = lambda: remove_all(cleanup), followers.check
     try:
         hosts = [place.host for place in places]
         answer = prepare_run(config, file, cleanup, facts=facts, address=addresses[0][1]) if rank == 0 else {}
@@ -251,9 +246,8 @@ def actor_contexts(
     parked: ActorId | None = None,
 ) -> list[Context]:
     """The Context of each actor of this rank, and of the one that it runs in other splits only."""
-    on_gpu = (
-        {Role.LEARNER, Role.GENERATOR} if place.gpus or (parked is not None and place.own_gpu is not None) else set()
-    )
+    has_gpu = bool(place.gpus) or (parked is not None and place.own_gpu is not None)
+    on_gpu = {Role.LEARNER, Role.GENERATOR} if has_gpu else set()
     return [
         Context(
             role=str(actor.role),
@@ -352,15 +346,13 @@ class Followers:
         """In its own session. Alarms are printed where this rank prints; the rest is logged."""
         try:
             self.log(name).parent.mkdir(exist_ok=True)
+            inner = actor_environment(os.environ, gpus=(), cpu=True)
             with self.log(name).open("ab") as log:
-                self._processes[name] = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=None if name == ALARMS else log,
-                    stderr=log,
-                    env=actor_environment(os.environ, gpus=(), cpu=True),
-                    start_new_session=True,
+                out, pipe = None if name == ALARMS else log, subprocess.PIPE
+                process = subprocess.Popen(
+                    command, stdin=pipe, stdout=out, stderr=log, env=inner, start_new_session=True
                 )
+                self._processes[name] = process
         except OSError as error:
             self._report(name, f"did not start: {error}")
 

@@ -116,6 +116,8 @@ def test_a_task_name_sets_the_keys_that_are_not_set(tmp_path: Path) -> None:
     assert (config.data.path, config.data.split) == ("HuggingFaceH4/aime_2024", "train")
     assert (config.reward.function, config.evaluate.n_samples, config.evaluate.temperature) == ("math", 32, 0.6)
     assert (config.data.prompt, config.gconfig.max_new_tokens) == ("{question} ?", 99)
+    assert load(file, ["data.task=math500"], {}).data.split == "test"  # the only one that it has
+    assert load(file, ["data.task=math500", "data.path=mine"], {}).data.split == "train"
     code = load(file, ["data.task=mbpp", "reward.code.test_timeout_s=3"], {}).reward
     assert (code.code.memory_mib, code.code.test_timeout_s, code.timeout_s) == (2048, 3.0, 60.0)
 

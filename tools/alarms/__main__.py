@@ -1,4 +1,4 @@
-"""Command line of the alarms: `python -m tools.alarms [RUN]`, once or along with a running job."""
+"""Finds what goes wrong in a run: each alarm with its rule, samples to read, and what to try."""
 
 import argparse
 import os
@@ -25,11 +25,7 @@ Exit code 0: no alarm was raised; 1: one was, even if it no longer holds; 2: the
 
 
 def parser() -> argparse.ArgumentParser:
-    p = run_parser(
-        "tools.alarms",
-        description="Find what goes wrong in a run: each alarm with its rule, samples to read, and what to try.",
-        epilog=EPILOG,
-    )
+    p = run_parser("tools.alarms", __doc__, EPILOG)
     p.add_argument("--json", action="store_true", help="one JSON object on one line")
     p.add_argument("--follow", action="store_true", help="print a line for each new alarm until the run ends")
     p.add_argument("--until-eof", action="store_true", help="follow until standard input ends, at low priority")

@@ -236,11 +236,8 @@ class AlarmReader:
         self._waiting = None
         kept = [block for block in self._recent if block.step < version]
         self._recent = deque(kept, maxlen=WINDOW)
-        self._raised = {
-            name: replace(finding, last=min(finding.last, version))
-            for name, finding in self._raised.items()
-            if finding.since <= version
-        }
+        left = {name: finding for name, finding in self._raised.items() if finding.since <= version}
+        self._raised = {name: replace(finding, last=min(finding.last, version)) for name, finding in left.items()}
 
 
 def chosen(samples: Iterable[Line], rank: Callable[[Line], float]) -> list[Line]:

@@ -160,11 +160,8 @@ class History:
         """Actor -> the share of its time that it waited in the last n updates; of those with enough labelled time."""
         recent = [waiting for _, waiting in self.waits[-n:]] if len(self.waits) >= n else []
         waited = summed(waiting.waited for waiting in recent)
-        return {
-            name: waited[name] / seconds
-            for name, seconds in summed(waiting.total for waiting in recent).items()
-            if name.startswith(f"{role}-") and seconds >= LEAST_WAIT_S
-        }
+        totals = {name: s for name, s in summed(waiting.total for waiting in recent).items() if s >= LEAST_WAIT_S}
+        return {name: waited[name] / s for name, s in totals.items() if name.startswith(f"{role}-")}
 
 
 def window(points: Sequence[tuple[int, float]]) -> Window:

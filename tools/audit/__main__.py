@@ -1,4 +1,4 @@
-"""`python -m tools.audit [RUN]`: prints the verdicts first, then counts of prompts and tokens by outcome."""
+"""Checks a run against its invariants, by its journal alone: verdicts, then prompts and tokens by outcome."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ job cannot show its end. Exit code 0: none is broken; 1: one is; 2: the folder i
 
 
 def parser() -> argparse.ArgumentParser:
-    p = run_parser("tools.audit", description="Check a run against its invariants, by its journal alone.", epilog=MORE)
+    p = run_parser("tools.audit", __doc__, MORE)
     p.add_argument(
         "--recompute",
         action="store_true",

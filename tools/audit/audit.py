@@ -239,24 +239,17 @@ def figures(found: Audit) -> dict[str, Any]:
     about = asdict(found.setup) | {"lines": found.n_lines, "files": len(found.files), "torn": found.torn}
     if head is None:
         return {"about": about}
-    ages = head.ages
+    ages, prompts = head.ages, head.prompts
+    counts = {"admitted": len(prompts.state)} | {word.replace(" ", "_"): n for word, n in states(head).items()}
+    refunds = {"refunded_by_reason": dict(prompts.refunds), "drawn_again": prompts.passes.n_reissued}
+    tokens = {"trained_tokens": histogram(ages.trained), "masked_tokens": histogram(ages.masked)}
+    born, oldest = histogram(ages.by_born), histogram(ages.by_oldest)
+    trajectories = {"trajectories_by_born": born, "trajectories_by_oldest_token": oldest}
     return {
         "about": about,
-        "prompts": {
-            "admitted": len(head.prompts.state),
-            **{word.replace(" ", "_"): n for word, n in states(head).items()},
-            "refunded_by_reason": dict(head.prompts.refunds),
-            "drawn_again": head.prompts.passes.n_reissued,
-            "refused_messages": dict(head.agreement.refused),
-        },
+        "prompts": {**counts, **refunds, "refused_messages": dict(head.agreement.refused)},
         "tokens": _tokens(found, head),
-        "lag": {
-            "max_trained_token": max(ages.trained, default=None),
-            "trained_tokens": histogram(ages.trained),
-            "masked_tokens": histogram(ages.masked),
-            "trajectories_by_born": histogram(ages.by_born),
-            "trajectories_by_oldest_token": histogram(ages.by_oldest),
-        },
+        "lag": {"max_trained_token": max(ages.trained, default=None), **tokens, **trajectories},
         "terms": [{"term": b.term, "version": b.version} for b in head.terms.all[: head.terms.n_begun]],
         "undone": asdict(head.undone),
     }
@@ -265,17 +258,10 @@ def figures(found: Audit) -> dict[str, Any]:
 def _tokens(found: Audit, head: HeadReplay) -> dict[str, Any]:
     batches, tokens = head.batches, head.tokens
     never_received = sum(made.n_tokens for made in found.evidence.completions.values())
-    return {
-        "received": tokens.received,
-        "trained": batches.n_trained,
-        "masked": batches.n_masked,
-        "skipped": batches.n_skipped,
-        "without_figures": tokens.in_batches - batches.n_tokens,
-        "dropped": tokens.dropped.total(),
-        "dropped_by_reason": dict(tokens.dropped),
-        "waiting": tokens.waiting,
-        "completed_but_never_received": never_received,
-    }
+    updated = {"trained": batches.n_trained, "masked": batches.n_masked, "skipped": batches.n_skipped}
+    dropped = {"dropped": tokens.dropped.total(), "dropped_by_reason": dict(tokens.dropped)}
+    found_in = {"received": tokens.received, **updated, "without_figures": tokens.in_batches - batches.n_tokens}
+    return {**found_in, **dropped, "waiting": tokens.waiting, "completed_but_never_received": never_received}
 
 
 def histogram(counts: Counter[int]) -> dict[str, int]:

@@ -109,11 +109,9 @@ def with_signal(batch: Sequence[TrainedSample]) -> set[tuple[int, str]]:
 
 def differing(line: Mapping[str, Any], expected: Mapping[str, float | None]) -> list[str]:
     """A figure without a value is left out."""
-    return [
-        f"{name} of an update is that of its batch's lines: {value}, not {line.get(name)}"
-        for name, value in expected.items()
-        if not is_same(line.get(name), value)
-    ]
+    wrong = {name: value for name, value in expected.items() if not is_same(line.get(name), value)}
+    rule = "of an update is that of its batch's lines"
+    return [f"{name} {rule}: {value}, not {line.get(name)}" for name, value in wrong.items()]
 
 
 def out_of_bounds(line: Mapping[str, Any], batch: Sequence[TrainedSample]) -> list[str]:

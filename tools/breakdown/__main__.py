@@ -50,7 +50,7 @@ def tflops(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = run_parser("tools.breakdown", description="Show where the time of a run went.", epilog=EPILOG)
+    p = run_parser("tools.breakdown", __doc__, EPILOG)
     p.add_argument("--all", action="store_true", help="the labels of each process, too")
     p.add_argument("--json", action="store_true", help="one JSON object on one line")
     peak = "peak of one process in 10^12 FLOP/s, for the utilisation (known for some GPUs in bfloat16)"
@@ -67,19 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     used = flops.utilisation(where, found, taken, peak=args.peak_tflops)
     if args.json:
         actors = [asdict(actor) | {"labelled_s": actor.labelled_s, "measured_s": actor.measured_s} for actor in found]
-        told = {
-            "run": str(where.folder),
-            "whole": not bad,
-            "actors": actors,
-            "roles": [asdict(one) for one in incarnations.label_shares(found)],
-            "stragglers": [asdict(one) for one in incarnations.stragglers(found)],
-            "n_steps": len(taken),
-            "steps": steps.summary(taken),
-            "waits": waits.as_json(waited),
-            "pushes": asdict(cost),
-            "flops": [asdict(one) | {"rate": one.rate, "mfu": one.mfu} for one in used],
-        }
-        print(json.dumps(told))
+        shares, slow = incarnations.label_shares(found), incarnations.stragglers(found)
+        roles = {"roles": list(map(asdict, shares)), "stragglers": list(map(asdict, slow))}
+        costs = {"waits": list(map(asdict, waited)), "pushes": asdict(cost)}
+        flop = [asdict(one) | {"rate": one.rate, "mfu": one.mfu} for one in used]
+        told = {"run": str(where.folder), "whole": not bad, "actors": actors, **roles, "n_steps": len(taken)}
+        print(json.dumps({**told, "steps": steps.summary(taken), **costs, "flops": flop}))
         return 1 if bad else 0
     print(f"{where.folder} ({where.name}): wall time of {len(found)} processes by label\n")
     if args.all:

@@ -1,7 +1,7 @@
 """Waits by cause, and the cost of pushes."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tools import run, terminal
 from tools.breakdown.incarnations import Incarnation, by_role
@@ -127,8 +127,3 @@ def push_lines(cost: PushCost) -> list[str]:
     if cost.n_sent:
         rows.append(("sent", cost.sent, cost.forms))
     return [f"{cost.n} published", *terminal.columns(rows, right=frozenset({1}))]
-
-
-def as_json(found: Sequence[Wait]) -> list[dict[str, object]]:
-    """The waits as plain objects."""
-    return [asdict(one) for one in found]

@@ -33,11 +33,7 @@ now. docs/report.md explains the page."""
 
 
 def parser() -> argparse.ArgumentParser:
-    p = terminal.tool_parser(
-        "python -m tools.report",
-        description="Write a page that explains a run, compares several runs, or shows a sweep.",
-        epilog=EPILOG,
-    )
+    p = terminal.tool_parser("python -m tools.report", __doc__, EPILOG)
     p.add_argument(
         "runs", nargs="*", metavar="RUN", help="folder of a run, its name below runs/ (runs/latest), or of a sweep"
     )

@@ -16,7 +16,7 @@ the tracks. Times are seconds since the first start of a process."""
 
 
 def parser() -> argparse.ArgumentParser:
-    p = run_parser("tools.timeline", description="Write a run's journal as a Chrome trace.", epilog=EPILOG)
+    p = run_parser("tools.timeline", __doc__, EPILOG)
     p.add_argument("--from", dest="begin", type=float, metavar="S", help="leave out what ended before this second")
     p.add_argument("--to", dest="end", type=float, metavar="S", help="leave out what began after this second")
     p.add_argument("--step", type=int, metavar="N", help="version N only: from its first prompt to its publish")

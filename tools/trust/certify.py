@@ -42,6 +42,7 @@ def facts(where: Run) -> Facts:
     """All that a certificate says of a run, from its files alone."""
     found, of_files = audit(where), files(where)
     told, origin = figures(found), where.origin()
+    data = {"data_sha256": origin.get("rows_sha256", ""), "n_rows": origin.get("rows", 0)}
     chains = {path.stem: chain_of(path) for path in where.journals()}
     starts = [line for path in where.journals() for line in run.lines(path, "start")]
     evaluations = [
@@ -53,13 +54,10 @@ def facts(where: Run) -> Facts:
         "job": where.summary().get("job", ""),
         "code": sorted({str(line.get("code", "not recorded")) for line in starts}),
         "config_sha256": of_files.get("config.json", ""),
-        "data_sha256": origin.get("rows_sha256", ""),
-        "n_rows": origin.get("rows", 0),
+        **data,
         "invariants": {name: {"verdict": str(j.verdict), "why": j.why} for name, j in judge(found).items()},
         "bounds": {key: told["about"].get(key) for key in ("policy", "eta", "batch_size", "n_samples")},
-        "prompts": told.get("prompts", {}),
-        "tokens": told.get("tokens", {}),
-        "lag": told.get("lag", {}),
+        **{key: told.get(key, {}) for key in ("prompts", "tokens", "lag")},
         "evaluations": evaluations,
         "chains": chains,
         "files": of_files,
@@ -143,7 +141,7 @@ def check_ended(where: Run) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = run_parser("tools.certify", description="Certify a finished run.", epilog=EPILOG)
+    p = run_parser("tools.certify", __doc__, EPILOG)
     args = p.parse_args(argv)
     where = run.find(args.run)
     check_ended(where)

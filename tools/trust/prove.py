@@ -86,11 +86,7 @@ class Proof:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = terminal.tool_parser(
-        f"{SCRIPT} prove",
-        description="Compare the ring at eta = 0 with the plain synchronous loop, for this config.",
-        epilog=EPILOG,
-    )
+    p = terminal.tool_parser(f"{SCRIPT} prove", __doc__, EPILOG)
     p.add_argument("config", metavar="CONFIG", help="a TOML file")
     p.add_argument("--steps", type=int, default=STEPS, metavar="K", help=f"updates of each run ({STEPS})")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting")

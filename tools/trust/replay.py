@@ -34,11 +34,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = terminal.tool_parser(
-        f"{SCRIPT} replay",
-        description="Train again from a checkpoint of a run with its recorded batches.",
-        epilog=EPILOG,
-    )
+    p = terminal.tool_parser(f"{SCRIPT} replay", __doc__, EPILOG)
     p.add_argument("run", metavar="RUN", help="folder of a run, or its name below runs/")
     p.add_argument("--from", type=int, required=True, dest="first", metavar="K", help="the first version to compare")
     p.add_argument("--steps", type=int, metavar="N", help="updates from K on (to the last recorded batch)")
@@ -96,13 +92,8 @@ def sentence(first: Difference | None, n_steps: int, *, has_changes: bool) -> st
 
 def as_json(recorded: Sequence[Step], replayed: Sequence[Step], first: Difference | None) -> dict[str, Any]:
     figures = [{key: step.figures.get(key) for key in (*FIGURES, "digest")} for step in replayed]
-    return {
-        "bit_equal": first is None,
-        "from": recorded[0].version,
-        "steps": len(replayed),
-        "first_difference": None if first is None else first.sentence,
-        "figures": figures,
-    }
+    which = {"bit_equal": first is None, "from": recorded[0].version, "steps": len(replayed)}
+    return which | {"first_difference": None if first is None else first.sentence, "figures": figures}
 
 
 def page_of(

@@ -1,6 +1,5 @@
 """`areal-bus verify CERT RUN`: derives what a certificate says from the run again, and names what differs."""
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,14 +13,11 @@ from tools.trust.certify import SCHEMA, Facts, broken_chains, chain_of, facts, f
 
 CONFIG = "config.json"
 SHOWN = 20  # differences
+EPILOG = "exit code: 0 unchanged, 1 a difference, 2 no certificate or no run"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    p = argparse.ArgumentParser(
-        f"{SCRIPT} verify",
-        description="Compare a certificate with its run.",
-        epilog="exit code: 0 unchanged, 1 a difference, 2 no certificate or no run",
-    )
+    p = terminal.tool_parser(f"{SCRIPT} verify", __doc__, EPILOG)
     p.add_argument("certificate", metavar="CERT", type=Path, help="the run's certificate.json, or a copy of it")
     p.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     args = p.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Command line of the live views: `python -m tools.watch [RUN]`, in the terminal or with --web in a browser."""
+"""Watches a run: prompts in the ring, curves, actors, verdict and newest samples; in a browser with --web."""
 
 import argparse
 import sys
@@ -24,11 +24,7 @@ terminal, it prints a line for each update and each change of the verdict. It en
 
 
 def parser() -> argparse.ArgumentParser:
-    p = run_parser(
-        "tools.watch",
-        description="Watch a run: prompts in the ring, curves, actors, verdict and newest samples.",
-        epilog=EPILOG,
-    )
+    p = run_parser("tools.watch", __doc__, EPILOG)
     p.add_argument("--once", action="store_true", help="print one frame and end")
     p.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two frames (2)")
     p.add_argument("--web", action="store_true", help="serve the page on this machine and print its address")

@@ -4,7 +4,7 @@
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,9 +127,7 @@ def is_generated(task: str) -> bool:
     return task in GENERATED or bool(gym_task(task) or workflows.environment_of(task))
 
 
-SHARED = (  # by all sources of a run
-    *("data.max_prompt_tokens", "reward.timeout_s", "reward.code.memory_mib"),
-)
+SHARED = ("data.max_prompt_tokens", "reward.timeout_s", "reward.code.memory_mib")  # by all sources of a run
 
 
 def check_name(name: str) -> None:
@@ -158,20 +156,10 @@ def fill(tree: dict[str, Any]) -> None:
     check_name(name)
     if name not in NAMED_TASKS and not gym_task(name):
         return
+    has_path = bool(data.get("path"))  # with a split of its own
     for key, value in (NAMED_TASKS[name].keys() if name in NAMED_TASKS else REASONING_GYM).items():
-        *sections, last = key.split(".")
-        if isinstance(found := section_of(tree, sections), dict) and not (key == "data.split" and "path" in found):
-            found.setdefault(last, value)
-
-
-def section_of(tree: dict[str, Any], names: Sequence[str]) -> Any:
-    """The section of that name within others, made if it is missing; another value is the schema's to refuse."""
-    found: Any = tree
-    for name in names:
-        if not isinstance(found, dict):
-            break
-        found = found.setdefault(name, {})
-    return found
+        if not (key == "data.split" and has_path):
+            workflows.set_default(tree, key, value)
 
 
 def fill_sets(tree: dict[str, Any]) -> None:
@@ -193,7 +181,7 @@ def fill_sets(tree: dict[str, Any]) -> None:
 def fill_sources(tree: dict[str, Any], sources: list[dict[str, Any]]) -> None:
     """The same for [[data.source]]: path, split, prompt, reward, length of each; of shared keys the largest value."""
     tasks: list[Mapping[Key, Any]] = []
-    is_bounded = "max_new_tokens" in section_of(tree, ["gconfig"])
+    is_bounded = "max_new_tokens" in workflows.section_of(tree, ["gconfig"])
     for source in sources:
         name = source.get("task")
         if not isinstance(name, str):
@@ -206,10 +194,8 @@ def fill_sources(tree: dict[str, Any], sources: list[dict[str, Any]]) -> None:
             if not is_bounded and isinstance(own, dict):
                 own.setdefault("max_new_tokens", tasks[-1]["gconfig.max_new_tokens"])
     for key in SHARED:
-        *sections, last = key.split(".")
-        values = [keys[key] for keys in tasks if key in keys]
-        if values and isinstance(found := section_of(tree, sections), dict):
-            found.setdefault(last, max(values))
+        if values := [keys[key] for keys in tasks if key in keys]:
+            workflows.set_default(tree, key, max(values))
 
 
 def _fill_source(source: dict[str, Any], keys: Mapping[Key, Any]) -> None:

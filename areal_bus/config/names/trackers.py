@@ -49,10 +49,8 @@ def check_trackers(names: Iterable[str]) -> None:
         if kind is None:
             check_members(name, constructor_of(name))
         elif kind.package and find_spec(kind.package) is None:
-            raise ConfigError(
-                f"the tracker {name} needs the package {kind.package}, which is not installed: run "
-                f"{install_command(name)}"
-            )
+            rule = f"the tracker {name} needs the package {kind.package}, which is not installed"
+            raise ConfigError(f"{rule}: run {install_command(name)}")
 
 
 def constructor_of(name: str) -> Callable[[Any], Any]:

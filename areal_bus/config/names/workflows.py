@@ -1,7 +1,7 @@
 """Workflows by name that run in worker processes (agents, environments): a name fills in keys that are not set."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from areal_bus.errors import ConfigError
@@ -12,9 +12,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
 DATA_KINDS = ("path", "task", "function", "source")
 BUILT_IN = ("multi_turn", "tools")
 EXTERNAL = "external"  # workflow.agent.function of agents outside the job
-DEFAULTS: Mapping[str, Any] = {  # section.key of both
-    "reward.function": "agent",
-}
 
 
 def environment_of(function: str) -> str:
@@ -30,15 +27,13 @@ def fill(tree: dict[str, Any]) -> None:
         return
     if function.startswith(PREFIX):
         if not NAME.fullmatch(environment_of(function)):
-            raise ConfigError(
-                f"invalid name in workflow.function = {function!r}: it may have letters, digits and _ . / -"
-            )
+            rule = "it may have letters, digits and _ . / -"
+            raise ConfigError(f"invalid name in workflow.function = {function!r}: {rule}")
         data = tree.setdefault("data", {})
         if isinstance(data, dict) and not any(data.get(kind) for kind in DATA_KINDS):
             data["task"] = function
-        _set(tree, "data.held_out", HELD_OUT)
-    for key, value in DEFAULTS.items():
-        _set(tree, key, value)
+        set_default(tree, "data.held_out", HELD_OUT)
+    set_default(tree, "reward.function", "agent")
     _fill_sources(tree)
 
 
@@ -52,11 +47,18 @@ def _fill_sources(tree: Mapping[str, Any]) -> None:
                 source.setdefault("reward", reward["function"])
 
 
-def _set(tree: dict[str, Any], key: str, value: Any) -> None:
+def section_of(tree: dict[str, Any], names: Sequence[str]) -> Any:
+    """The section of that name within others, made if it is missing; another value is the schema's to refuse."""
+    found: Any = tree
+    for name in names:
+        if not isinstance(found, dict):
+            break
+        found = found.setdefault(name, {})
+    return found
+
+
+def set_default(tree: dict[str, Any], key: str, value: Any) -> None:
     """Set a key that is not set. A section that is a value stays: Config refuses it."""
     *sections, last = key.split(".")
-    found: Any = tree
-    for section in sections:
-        found = found.setdefault(section, {}) if isinstance(found, dict) else None
-    if isinstance(found, dict):
+    if isinstance(found := section_of(tree, sections), dict):
         found.setdefault(last, value)

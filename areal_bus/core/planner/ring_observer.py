@@ -279,19 +279,12 @@ class RingObserver:
         """None before there are enough updates."""
         if self.n_updates < MIN_UPDATES or not (self._decode.weight and self._train.weight and self._longest.weight):
             return None
-        return RingFigures(
-            batch_size=self._batch_size,
-            n_samples=self.n_samples,
-            slots=self._slots,
-            mean_tokens=self._length.mean,
-            longest_tokens=max(self._length.mean, self._longest.mean),
-            decode_s=self._decode.mean * self._decode_offset,
-            decode_sample_s=self._decode.mean,
-            train_s=self._train.mean * self._train_offset,
-            train_token_s=self._train.mean,
-            push_s=self._push.mean,
-            reward_s=self._reward.mean,
-        )
+        decode, train, mean_tokens = self._decode.mean, self._train.mean, self._length.mean
+        tokens = {"mean_tokens": mean_tokens, "longest_tokens": max(mean_tokens, self._longest.mean)}
+        decoding = {"decode_s": decode * self._decode_offset, "decode_sample_s": decode}
+        training = {"train_s": train * self._train_offset, "train_token_s": train}
+        rest = {"push_s": self._push.mean, "reward_s": self._reward.mean}
+        return RingFigures(self._batch_size, self.n_samples, self._slots, **tokens, **decoding, **training, **rest)
 
     @property
     def _decode_offset(self) -> float:

@@ -63,9 +63,8 @@ class Publisher:
         """A member (or the root) could not complete its part."""
         self._check_version(message)
         self.pushes.broken(message.push, member.name, message.error)
-        self.effects.record(
-            Event.PUSH_BROKEN, push=message.push, version=message.version, name=member.name, error=message.error
-        )
+        ids = {"push": message.push, "version": message.version}
+        self.effects.record(Event.PUSH_BROKEN, **ids, name=member.name, error=message.error)
         self.effects.progress("warning", text=f"push of version {message.version}: {member.name}: {message.error}")
 
     def _check_version(self, message: m.PushDone | m.PushBroken) -> None:

@@ -37,11 +37,8 @@ def setting_rows(config: Line) -> list[SettingRow]:
             continue
         is_required, default = field.default is PydanticUndefined, default_of(field)
         meaning = " ".join((field.description or "").split())
-        rows.append(
-            SettingRow(
-                key, shown(value), "" if is_required else shown(default), meaning, is_required or value != default
-            )
-        )
+        usual = "" if is_required else shown(default)
+        rows.append(SettingRow(key, shown(value), usual, meaning, is_required or value != default))
     return rows
 
 

@@ -25,12 +25,8 @@ def comparison_page(runs: Sequence[RunFacts], verdicts: Sequence[Verdict]) -> Pa
         ("Which is better?", better_remark(groups, is_one_task=not any(key in differing for key in OF_THE_TASK))),
         ("Which is faster?", faster_remark(groups)),
     ]
-    sections = [
-        verdicts_section(runs, verdicts),
-        curves_section(groups),
-        times_section(runs),
-        differences_section(groups, differing),
-    ]
+    sections = [verdicts_section(runs, verdicts), curves_section(groups), times_section(runs)]
+    sections.append(differences_section(groups, differing))
     folders = ", ".join(str(one.where.folder) for one in runs)
     return Page(f"{len(runs)} runs compared", folders, answers, (), (), sections, first_cards(groups))
 

@@ -52,11 +52,8 @@ def card(sample: Line, *, is_whole: bool = False, facts: Sequence[str] = (), lin
         tree.append((one.title if len(found) > 1 or one.role else "", texts))
     told = "; ".join([*facts, *facts_of(sample)])
     beside = [Text(title, cut(text)) for title, text in further_texts(sample)]
-    folded = (
-        ""
-        if is_whole or n_turns == 1
-        else f"{n_turns} turns{f' in {len(found)} trajectories' if len(found) > 1 else ''}"
-    )
+    turns = f"{n_turns} turns{f' in {len(found)} trajectories' if len(found) > 1 else ''}"
+    folded = "" if is_whole or n_turns == 1 else turns
     return SampleCard(heading_of(sample), told, tree, beside, right_or_wrong(sample), link, folded)
 
 

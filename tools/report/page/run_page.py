@@ -24,30 +24,22 @@ from tools.run import Line
 
 def run_page(facts: RunFacts, verdict: Verdict) -> Page:
     """The page, in the order in which a reader asks."""
-    answers = [
-        ("What limits the run?", verdict.limit),
-        ("Does it learn?", verdict.learning),
-        ("Is it healthy?", verdict.health_summary),
-    ]
+    answers = [("What limits the run?", verdict.limit), ("Does it learn?", verdict.learning)]
+    answers += [("Is it healthy?", verdict.health_summary)]
     timing = time_section(facts)
     if (utilisation := utilisation_table(facts)) is not None:
         timing.tables.append(utilisation)
+    prompts = token_section, ages_section, refunds_section, incidents_section, samples_section
     sections = [
         Section("health", "Health", remarks=verdict.health),
         alarms_section(facts),
         curves_section(facts),
         timing,
-        push_section(facts),
-        generator_section(facts),
-        token_section(facts),
-        ages_section(facts),
-        refunds_section(facts),
-        incidents_section(facts),
-        samples_section(facts),
-        settings_section(facts.config),
     ]
+    sections += [make(facts) for make in (push_section, generator_section, *prompts)]
     if (recorded := profiles_section(facts)) is not None:
-        sections.insert(-1, recorded)
+        sections.append(recorded)
+    sections.append(settings_section(facts.config))
     first = first_cards(facts.curves)
     title = f"Report of {facts.name}"
     advice, pages = list(map(as_here, verdict.advice)), pages_of(facts.name, listed_samples(facts))

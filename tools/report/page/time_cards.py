@@ -111,20 +111,14 @@ def step_cards(steps: Sequence[Step]) -> list[Card]:
 def step_table(found: Breakdown) -> PageTable:
     """Median, 90 % quantile and maximum over the steps."""
     from_steps = summary(found.steps)
-    rows = [
-        [heading, *(number(from_steps[attribute][name]) for name in QUANTILES)]
-        for heading, attribute in COLUMNS.items()
-        if attribute in from_steps
-    ]
+    known = {heading: from_steps[attribute] for heading, attribute in COLUMNS.items() if attribute in from_steps}
+    rows = [[heading, *(number(values[name]) for name in QUANTILES)] for heading, values in known.items()]
     return PageTable(["seconds of a step", "median", "90 %", "longest"], rows, right=frozenset({1, 2, 3}))
 
 
 def wait_table(found: Breakdown) -> PageTable:
-    rows = [
-        [wait.role, wait.cause, number(wait.seconds), f"{wait.share:.1%}", MEANING.get(wait.cause, "")]
-        for wait in found.waits
-        if wait.seconds > 0
-    ]
+    waits = [(one, MEANING.get(one.cause, "")) for one in found.waits if one.seconds > 0]
+    rows = [[one.role, one.cause, number(one.seconds), f"{one.share:.1%}", why] for one, why in waits]
     return PageTable(["role", "waited for", "seconds", "share", "meaning"], rows, "Waits", frozenset({2, 3}))
 
 
