@@ -9,10 +9,16 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
+from actors.learner.link.rendezvous import LearnerRanks, meet
+from actors.learner.model.policy import whole
+from actors.learner.update.ppo import PPOActor
 from actors.runtime.process import leave
-from areal_bus.weights.process_group import serve_store
+from areal_bus.weights.process_group import join_store, serve_store
 
 PATIENCE_S = 600.0  # a loaded machine
 
@@ -32,6 +38,23 @@ def run_ranks(module: str, name: str, *stages: Stage) -> None:
             with contextlib.suppress(ProcessLookupError):  # all forks have ended
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, errors
+
+
+def met(index: int, endpoint: str, size: int, replicas: int = 1, width: int = 1) -> LearnerRanks:
+    """This rank's group. `width`: ranks that share each sequence. A rank alone meets nobody."""
+    if size == 1:
+        return LearnerRanks()
+    how: dict[str, Any] = {"replicas": replicas, "context_parallel": width, "timeout_s": 60.0}
+    return meet(join_store(endpoint, 60.0), index=index, size=size, interface="lo", device="cpu", **how)
+
+
+def write_weights(actor: PPOActor, path: Path) -> None:
+    """Rank 0 writes the whole weights of the policy, and those of a critic as "v.NAME". A collective."""
+    named = actor.policy.parameters()
+    named |= {} if actor.critic is None else {f"v.{key}": one for key, one in actor.critic.model.parameters().items()}
+    held = {name: whole(parameter).detach().clone() for name, parameter in named.items()}
+    if actor.policy.ranks.index == 0:
+        save_file(held, path)
 
 
 def _run(module: str, name: str, stages: Sequence[dict[str, Any]]) -> int:

@@ -13,15 +13,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from actors.learner.batching import Batch, build
 from actors.learner.checkpoint import checkpoint
+from actors.learner.checkpoint.memory_copy import state_of
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.adapters import Adapters
 from actors.learner.model.critic import ValueModel
 from actors.learner.model.frozen_model import FrozenModel, FrozenModels, PolicyBase
 from actors.learner.model.policy import Policy
 from actors.learner.update.ppo import PPOActor, UpdateContext
+from actors.models.loading import load_model, load_tokenizer
+from actors.models.scratch import write_scratch_folder
 from actors.runtime.context import HeartbeatState
 from areal_bus.config.algorithms import uses_reference, uses_teacher
-from areal_bus.config.sections import Config
+from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.messages import ShardItem
 from areal_bus.storage.journal import Journal
 
@@ -239,6 +242,12 @@ class NoTokenizer:
         (folder / "words.json").write_text("{}")
 
 
+def scratch_tokenizer(folder: Path) -> Any:
+    """Of the characters of the tasks, from the folder of a model without weights."""
+    write_scratch_folder(folder, ScratchConfig())
+    return load_tokenizer(str(folder))
+
+
 def save(actor: PPOActor, folder: Path, *, tokenizer: Any = None, keep: int = 2, **more: Any) -> Path:
     """FOLDER/step-VERSION."""
     return checkpoint.save(
@@ -261,3 +270,80 @@ def resume(actor: PPOActor, folder: Path) -> None:
     if actor.critic is not None:
         checkpoint.restore_critic(folder, actor.critic)
     actor.version = state.version
+
+
+def begun_at(
+    folder: Path, config: Config, checkpoint: Path | None = None, *, ranks: LearnerRanks | None = None
+) -> PPOActor:
+    """An actor that continues from a checkpoint; without one a new actor."""
+    if checkpoint is None:
+        return tiny_actor(folder, config, ranks=ranks)
+    model, has_lora = checkpoint / "model", config.actor.lora is not None
+    whole = tiny_model() if has_lora else load_model(str(model), "float32", "cpu")
+    actor = tiny_actor(folder, config, model=whole, ranks=ranks, adapters_from=model if has_lora else None)
+    resume(actor, checkpoint)
+    return actor
+
+
+def check_equal_states(one: PPOActor, other: PPOActor) -> None:
+    """Weights, optimizer states and running statistics, of a critic and a kept reference, too, bit for bit."""
+    mine, others = state_of(one), state_of(other)
+    assert mine.keys() == others.keys()
+    assert [key for key in mine if not torch.equal(mine[key], others[key])] == []
+
+
+# states of a run that must survive a stop
+
+LORA: dict[str, Any] = {"rank": 4, "dropout": 0.1}
+RESUMED: dict[str, dict[str, Any]] = {
+    "adamw of groups": {"optimizer": "adamw", "group": [{"match": "norm", "weight_decay": 0.0}], "weight_decay": 0.1},
+    "critic": {"advantage": "gae", "gae_lambda": 0.9, "lr_warmup_steps": 9},
+    "critic alone": {"advantage": "gae", "warmup_updates": 4},
+    "four bits": {"lora": {"rank": 4, "variant": ["nf4", "rslora"]}},
+    "lora": {"lora": LORA, "kl_ctl": 0.1},
+    "muon": {"optimizer": "muon", "adamw_lr": 1e-4, "weight_decay": 0.1},
+    "muon of lora": {"optimizer": "muon", "lora": LORA, "weight_decay": 0.1},
+    "own": {"optimizer": f"{__name__}:own"},
+    "own in bfloat16": {"optimizer": f"{__name__}:own_in_bfloat16"},
+    "nadam": {"optimizer": f"{__name__}:nadam"},
+    "running rewards": {"reward_scaling": "running", "advantage": "rloo"},
+    "running returns": {"reward_scaling": "running", "advantage": "gae"},
+    "sgd": {"optimizer": "sgd", "weight_decay": 0.1},
+}  # [actor], and `warmup_updates` of [critic]
+
+
+def resumed_config(kind: str, dtype: str = "float32") -> Config:
+    actor = {"lr": 1e-3, "ppo_epochs": 2, **RESUMED[kind]}
+    critic = {"eps_clip": 0.1, "warmup_updates": actor.pop("warmup_updates", 0)} if "critic" in kind else {}
+    return settings(model={"scratch": {}, "dtype": dtype}, actor=actor, critic=critic)
+
+
+class Own(torch.optim.Optimizer):
+    """Momentum, with numbers of Python in its state, as many have them, and a state of this dtype."""
+
+    def __init__(self, parameters: Any, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(list(parameters), {"lr": 1e-2})
+        self._dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                momentum = torch.zeros_like(parameter, dtype=self._dtype)
+                state |= {"step": 0, "beta": 0.9, "is_warm": True, "m": momentum}
+            state["step"] += 1
+            state["m"].mul_(state["beta"]).add_(parameter.grad)
+            parameter.sub_(state["m"], alpha=1e-2 / state["step"])
+
+
+def own(parameters: dict[str, Tensor], actor: Any) -> Own:
+    return Own(parameters.values())
+
+
+def own_in_bfloat16(parameters: dict[str, Tensor], actor: Any) -> Own:
+    return Own(parameters.values(), torch.bfloat16)
+
+
+def nadam(parameters: dict[str, Tensor], actor: Any) -> torch.optim.Optimizer:
+    return torch.optim.NAdam(parameters.values(), lr=1e-2)

@@ -19,12 +19,8 @@ from tests.support.learner_setup import (
     batch_of,
     prepared,
     random_shard,
-    resume,
-    save,
     settings,
     tiny_actor,
-    train,
-    weights,
 )
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), max_size=8)
@@ -101,22 +97,6 @@ def test_a_change_of_scale_leaves_every_value_as_it_was(tmp_path: Path) -> None:
             torch.testing.assert_close(after[index], values, atol=1e-5, rtol=1e-5)
     returns = torch.cat(list(batch.streams["returns"].values()))
     assert actor.policy.running[RETURNS][0] > len(returns)
-
-
-@pytest.mark.parametrize("advantage", ["gae", "rloo"])
-def test_a_resumed_run_goes_on_with_the_same_statistics_bit_for_bit(tmp_path: Path, advantage: str) -> None:
-    config = config_of(advantage=advantage)
-    whole = tiny_actor(tmp_path / "whole", config)
-    train(whole, range(2))
-    folder = save(whole, tmp_path / "checkpoints")
-    rest = train(whole, range(2, 4))
-    again = tiny_actor(tmp_path / "again", config)
-    again.policy.model.load_state_dict(type(again.policy.model).from_pretrained(folder / "model").state_dict())
-    resume(again, folder)
-    assert train(again, range(2, 4)) == rest
-    for name, value in whole.policy.running.items():
-        assert torch.equal(again.policy.running[name], value), name
-    assert all(torch.equal(weights(again.policy)[name], value) for name, value in weights(whole.policy).items())
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.learner.checkpoint import checkpoint
 from actors.learner.update.ppo import PPOActor
-from actors.models.loading import load_model, load_tokenizer
-from actors.models.scratch import write_scratch_folder
-from areal_bus.config.sections import ScratchConfig
+from actors.models.loading import load_model
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
-from tests.support.learner_setup import resume, settings, tiny_actor, tiny_model, train, weights
+from tests.support.learner_setup import (
+    RESUMED,
+    begun_at,
+    check_equal_states,
+    resume,
+    resumed_config,
+    scratch_tokenizer,
+    settings,
+    tiny_actor,
+    tiny_model,
+    train,
+    weights,
+)
 from tests.support.learner_setup import save as save_actor
 from tests.support.old_checkpoint import write_whole
 from tools import save_hf
@@ -32,8 +42,7 @@ from tools.offline.save_hf import save_hf as offline_save_hf
 
 
 def save(actor: PPOActor, folder: Path, **how: Any) -> Path:
-    write_scratch_folder(folder / "scratch", ScratchConfig())
-    return save_actor(actor, folder / "checkpoints", tokenizer=load_tokenizer(str(folder / "scratch")), **how)
+    return save_actor(actor, folder / "checkpoints", tokenizer=scratch_tokenizer(folder / "scratch"), **how)
 
 
 @pytest.mark.slow
@@ -219,6 +228,19 @@ def test_a_checkpoint_of_one_file_still_loads_and_goes_on_bit_for_bit(tmp_path: 
     assert load_model(str(tmp_path / "exact"), "float32", "cpu") is not None
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [*((kind, "float32") for kind in RESUMED), ("lora", "bfloat16")])
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path, kind: str, dtype: str) -> None:
+    """Also with dropout, which draws what it would have drawn, and before an optimizer has any state."""
+    config = resumed_config(kind, dtype)
+    whole = tiny_actor(tmp_path / "whole", config)
+    train(whole, range(3))
+    folder = save_actor(whole, tmp_path / "kept")
+    rest = train(whole, range(3, 5))
+    again = begun_at(tmp_path / "again", config, folder)
+    assert train(again, range(3, 5)) == rest
+    check_equal_states(whole, again)
+
+
 def test_a_checkpoint_of_a_newer_release_is_refused_with_a_way_out(tmp_path: Path) -> None:
     folder = save(tiny_actor(tmp_path), tmp_path)
     (folder / "state.json").write_text(json.dumps({"schema": 3, "version": 0}))
@@ -239,10 +261,3 @@ def test_shards_without_a_piece_are_refused(tmp_path: Path) -> None:
     save_file(held, file, metadata={"DCP_SHARDING_INFO": json.dumps(info)})
     with pytest.raises(CheckpointError, match=f"numbers of '{key}'"):
         checkpoint.restore(checkpoint.read(folder), policy=actor.policy, optimizer=actor.optimizer)
-
-
-def test_the_link_is_replaced_in_one_step(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        checkpoint.link(tmp_path / "model", tmp_path / name)
-        assert (tmp_path / "model").resolve() == (tmp_path / name).resolve()

@@ -20,16 +20,14 @@ from actors.learner.checkpoint import checkpoint
 from actors.learner.checkpoint.checkpoint import PendingCheckpoint
 from actors.learner.checkpoint.checkpoint_manager import CheckpointHooks, CheckpointManager, StartPoint, choose
 from actors.learner.update.ppo import PPOActor
-from actors.models.loading import load_tokenizer
-from actors.models.scratch import write_scratch_folder
-from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.config.sections import Config
 from areal_bus.core.parts.collapse import Rollback
 from areal_bus.core.parts.head_checkpoint import HeadCheckpoint
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import head_checkpoints, versioned_dirs
 from areal_bus.storage.run_files import TERM_FILE, write_rollback
-from areal_bus.weights.snapshot import take_snapshot
-from tests.support.learner_setup import settings, tiny_actor, tiny_model, train, weights
+from areal_bus.weights.snapshot import digest_of, take_snapshot
+from tests.support.learner_setup import scratch_tokenizer, settings, tiny_actor, tiny_model, train, weights
 
 
 @dataclass
@@ -186,7 +184,7 @@ def test_checkpoints_by_time_follow_their_measured_cost(
 ) -> None:
     clock = [1000.0]
     config = settings()
-    actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
+    actor, words = tiny_actor(tmp_path, config), scratch_tokenizer(tmp_path / "scratch")
     keeper = keeper_of(tmp_path, actor, config, now=lambda: clock[0])
 
     def is_due_after(seconds: float) -> bool:
@@ -209,7 +207,7 @@ def test_checkpoints_by_time_follow_their_measured_cost(
 def test_checkpoints_by_time_measure_their_cost_and_zero_turns_them_off(tmp_path: Path) -> None:
     clock = [1000.0]
     config = settings(checkpoint={"async_save": False})
-    actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
+    actor, words = tiny_actor(tmp_path, config), scratch_tokenizer(tmp_path / "scratch")
     train(actor, range(1))
     keeper = keeper_of(tmp_path, actor, config, now=lambda: clock.append(clock.pop() + 1.0) or clock[0])
     keeper.keep(actor, words)
@@ -264,33 +262,26 @@ def digest(actor: PPOActor) -> str:
     return snapshot.digest
 
 
-def tokenizer(folder: Path) -> Any:
-    write_scratch_folder(folder / "scratch", ScratchConfig())
-    return load_tokenizer(str(folder / "scratch"))
-
-
 @pytest.mark.parametrize(("dtype", "tied"), [("float32", False), ("float32", True), ("bfloat16", True)])
 def test_a_restored_learner_makes_the_same_bits_as_one_that_never_stopped(
     tmp_path: Path, dtype: str, tied: bool
 ) -> None:
-    config = settings(
-        model={"scratch": {}, "dtype": dtype},
-        actor={"lr": 1e-2, "lr_schedule": "cosine", "lr_warmup_steps": 3, "ppo_n_minibatches": 2},
-        run={"total_train_steps": 6},
-        checkpoint={"every_steps": 2},
-    )
+    actor = {"lr": 1e-2, "lr_schedule": "cosine", "lr_warmup_steps": 3, "ppo_n_minibatches": 2}
+    run = {"run": {"total_train_steps": 6}, "checkpoint": {"every_steps": 2}}
+    config = settings(model={"scratch": {}, "dtype": dtype}, actor=actor, **run)
     first = tiny_actor(tmp_path / "first", config, model=tiny_model(tied=tied))
     train(first, range(2))
-    first_keeper = keeper_of(tmp_path, first, config)
-    first_keeper.keep(first, tokenizer(tmp_path))
-    first_keeper.settle()
+    keeper = keeper_of(tmp_path, first, config)
+    keeper.keep(first, scratch_tokenizer(tmp_path / "scratch"))
+    keeper.settle()
     head_checkpoints.save(head_checkpoints.path_of(tmp_path / "frontiers", 2), HeadCheckpoint(2))
     kept, drawn = digest(first), torch.rand(3)
 
     keeper = keeper_of(tmp_path, first, config)
     beginning = keeper.choose()
-    again = AutoModelForCausalLM.from_pretrained(f"{beginning.folder}/model", dtype=torch.float32)
-    second = tiny_actor(tmp_path / "second", config, model=again)
+    exported: Any = AutoModelForCausalLM.from_pretrained(f"{beginning.folder}/model")
+    assert digest_of(dict(exported.named_parameters())) == kept
+    second = tiny_actor(tmp_path / "second", config, model=exported.float())
     keeper.restore(second, beginning)
     assert second.version == 2
     assert digest(second) == kept
@@ -315,7 +306,7 @@ def test_training_goes_on_without_a_checkpoint_that_the_disk_does_not_take(tmp_p
     config = settings(checkpoint={"every_steps": 1, "keep": 1})
     actor = tiny_actor(tmp_path, config)
     keeper = keeper_of(tmp_path, actor, config)
-    words = tokenizer(tmp_path)
+    words = scratch_tokenizer(tmp_path / "scratch")
     keeper.keep(actor, words)
     keeper.settle()
     before = keeper.folder
@@ -350,7 +341,7 @@ def test_a_checkpoint_holds_the_state_at_its_version_while_training_goes_on(
 
     monkeypatch.setattr(PendingCheckpoint, "write", write)
     config = settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-2, "advantage": "gae"})
-    actor, words = tiny_actor(tmp_path, config), tokenizer(tmp_path)
+    actor, words = tiny_actor(tmp_path, config), scratch_tokenizer(tmp_path / "scratch")
     sealed: list[int] = []
     clock = [0.0]
     keeper = keeper_of(

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from actors.learner.checkpoint.model_part import add_turn_end, keep_class
-from actors.models.loading import load_tokenizer
-from actors.models.scratch import write_scratch_folder
-from areal_bus.config.sections import ScratchConfig
+from tests.support.learner_setup import scratch_tokenizer
 
 SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
 
@@ -22,8 +20,7 @@ SETTINGS, GENERATION = "tokenizer_config.json", "generation_config.json"
     ],
 )
 def test_an_export_names_the_tokenizer_class_of_its_source(tmp_path: Path, named: str, kept: str) -> None:
-    write_scratch_folder(tmp_path / "source", ScratchConfig())
-    tokenizer = load_tokenizer(str(tmp_path / "source"))
+    tokenizer = scratch_tokenizer(tmp_path / "source")
     source = tmp_path / "source" / SETTINGS
     source.write_text(json.dumps(json.loads(source.read_text()) | {"tokenizer_class": named}))
     tokenizer.save_pretrained(tmp_path / "export")
@@ -34,8 +31,7 @@ def test_an_export_names_the_tokenizer_class_of_its_source(tmp_path: Path, named
 
 
 def test_an_export_stops_at_the_end_of_a_turn(tmp_path: Path) -> None:
-    write_scratch_folder(tmp_path, ScratchConfig())
-    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer = scratch_tokenizer(tmp_path)
     before = json.loads((tmp_path / GENERATION).read_text())
     add_turn_end(tmp_path, tokenizer)
     assert json.loads((tmp_path / GENERATION).read_text()) == before  # no template

@@ -23,7 +23,7 @@ from actors.learner.checkpoint import checkpoint, shards
 from actors.learner.checkpoint.checkpoint import PendingCheckpoint
 from actors.learner.checkpoint.model_part import ModelPart
 from actors.learner.checkpoint.shards import ShardReader
-from actors.learner.link.rendezvous import LearnerRanks, meet, part
+from actors.learner.link.rendezvous import LearnerRanks, part
 from actors.learner.model.policy import whole
 from actors.learner.update.ppo import PPOActor
 from actors.models.loading import load_model, load_tokenizer
@@ -31,16 +31,14 @@ from actors.models.scratch import write_scratch_folder
 from areal_bus.config.sections import Config, ScratchConfig
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import versioned_dirs
-from areal_bus.weights.process_group import join_store
-from tests.support.forked_ranks import run_ranks
+from tests.support.forked_ranks import met, run_ranks
 from tests.support.learner_setup import (
     NoTokenizer,
+    begun_at,
     random_shard,
-    resume,
     save,
     settings,
     tiny_actor,
-    tiny_model,
     update,
 )
 from tools.offline.save_hf import SaveOrder, save_hf
@@ -65,15 +63,12 @@ def config_of(kind: str) -> Config:
 
 def link_of_the_chain(index: int, endpoint: str, size: int, replicas: int, number: int, folder: str) -> None:
     """One rank: restore what the link before has written, compare, train a step and save."""
-    ranks = LearnerRanks()
-    if size > 1:
-        store = join_store(endpoint, 60.0)
-        ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0, replicas=replicas)
+    ranks = met(index, endpoint, size, replicas)
     found = {}
     for kind in KINDS:
         home = Path(folder) / kind
         before = home / "checkpoints" / f"step-{number:06d}" if number else None
-        actor = restored(home / f"{number}-{index}", config_of(kind), ranks, before)
+        actor = begun_at(home / f"{number}-{index}", config_of(kind), before, ranks=ranks)
         begun = fingerprint(actor)
         drawn = [item for item in random_shard(number, clock=number, n_groups=4) if item.group % size == index]
         update(actor, drawn)
@@ -83,16 +78,6 @@ def link_of_the_chain(index: int, endpoint: str, size: int, replicas: int, numbe
     if index == 0:
         (Path(folder) / f"{number}.json").write_text(json.dumps(found))
     part()
-
-
-def restored(folder: Path, config: Config, ranks: LearnerRanks, before: Path | None) -> PPOActor:
-    has_lora = config.actor.lora is not None
-    model = tiny_model() if before is None or has_lora else load_model(str(before / "model"), "float32", "cpu")
-    held = before / "model" if before is not None and has_lora else None
-    actor = tiny_actor(folder, config, model=model, ranks=ranks, adapters_from=held)
-    if before is not None:
-        resume(actor, before)
-    return actor
 
 
 def fingerprint(actor: PPOActor) -> str:

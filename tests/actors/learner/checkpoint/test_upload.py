@@ -1,15 +1,15 @@
 """Uploads of checkpoints: whole at the target or marked as partial, never in training's way, and the push to a hub."""
 
-import base64
 import json
 import shutil
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import fsspec
+import huggingface_hub
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -21,7 +21,7 @@ from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.journal import Journal
-from tests.support.learner_setup import settings
+from tests.support.learner_setup import PLAIN, settings
 
 
 def sealed(run: Path, version: int, text: str = "weights") -> Path:
@@ -195,80 +195,27 @@ def manager_of(run: Path, config: CheckpointConfig) -> CheckpointManager:
     return CheckpointManager(run, config, journal=journal, is_root=True, hooks=hooks)
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
+def test_a_target_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = {"push_to_hub": "me/model", "at_end": False}
+    for call, said in (
         (lambda: file_system("nothing://x"), 'checkpoint.upload = "nothing://x" cannot be used: Protocol not known'),
         (lambda: check_hub("model"), 'checkpoint.push_to_hub must be "USER/NAME"'),
-        (lambda: check(hub_without_end()), "set checkpoint.at_end = true"),
-    ],
-)
-def test_a_target_that_cannot_be_is_refused(call: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        call()
-
-
-def hub_without_end() -> Any:
-    return settings(
-        checkpoint={"push_to_hub": "me/model", "at_end": False}, data={"task": "sums", "chat_template": False}
-    )
-
-
-def test_a_push_to_the_hub_is_refused_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+        (lambda: check(settings(checkpoint=hub, data=PLAIN)), "set checkpoint.at_end = true"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            call()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match=r"offline: checkpoint.push_to_hub = .me/model. needs the hub"):
         check_hub("me/model")
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as a push of small files needs."""
-
-    got: ClassVar[dict[str, bytes]] = {}
-    paths: ClassVar[list[str]] = []
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.paths.append(self.path)
-        self._answer(self._result(body))
-
-    def do_GET(self) -> None:
-        self._answer({"sha": "0" * 40, "id": "me/model", "siblings": []})
-
-    def _result(self, body: bytes) -> dict[str, Any]:
-        if self.path.endswith("/preupload/main"):
-            files = json.loads(body)["files"]
-            return {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in files]}
-        if "/commit/main" in self.path:
-            for line in body.decode().splitlines():
-                entry = json.loads(line)
-                if entry["key"] == "file":
-                    self.got[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
-        address = f"http://{self.headers['Host']}/me/model"
-        return {"url": address, "commitUrl": f"{address}/commit/0", "commitOid": "0" * 40, "id": "me/model"}
-
-    def _answer(self, result: dict[str, Any]) -> None:
-        text = json.dumps(result).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-def test_the_model_of_the_end_reaches_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_test")
+def test_the_model_of_the_end_is_committed_to_a_new_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, Any]] = []
+    hub = SimpleNamespace(
+        create_repo=lambda name, *, private, **_: calls.append((name, private)),
+        upload_folder=lambda **how: calls.append((how["repo_id"], Path(how["folder_path"]))),
+    )
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda **_: hub)
     folder = sealed(tmp_path, 3) / "model"
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        push_to_hub(folder, "me/model", endpoint=f"http://127.0.0.1:{server.server_port}")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-    assert Hub.got["model.safetensors"] == b"weights"
-    assert Hub.paths[0] == "/api/repos/create"
+    push_to_hub(folder, "me/model")
+    assert calls == [("me/model", True), ("me/model", folder)]

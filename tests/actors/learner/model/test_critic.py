@@ -13,21 +13,16 @@ from actors.learner.algorithms.advantages import generalized_advantages
 from actors.learner.checkpoint import checkpoint
 from actors.learner.model.critic import value_losses
 from areal_bus.config.sections import Config
-from areal_bus.config.validation import check
 from areal_bus.errors import CheckpointError
 from tests.support.learner_setup import (
-    PLAIN,
     batch_of,
     prepared,
     random_shard,
-    resume,
     save,
     settings,
     shard_item,
     tiny_actor,
-    train,
     update,
-    weights,
 )
 
 CLOCK = 3
@@ -141,29 +136,8 @@ def test_the_critic_learns_the_returns(tmp_path: Path) -> None:
     assert figures[0]["critic_grad_norm"] > 0
 
 
-@pytest.mark.parametrize("warmup", [0, CLOCK + 1])
-def test_a_resumed_critic_goes_on_bit_for_bit(tmp_path: Path, warmup: int) -> None:
-    """Also from a checkpoint of updates that trained the critic alone: the policy's optimizer has no state yet."""
-    critic = {"eps_clip": 0.1, "warmup_updates": warmup}
-    config = config_of(critic=critic, gae_lambda=0.9, lr_warmup_steps=9)
-    first, second = (tiny_actor(tmp_path / name, config) for name in "ab")
-    train(first, range(CLOCK))
-    resume(second, save(first, tmp_path / "kept"))
-    second.policy.model.load_state_dict(first.policy.model.state_dict())
-    stats = [train(actor, range(CLOCK, CLOCK + 1)) for actor in (first, second)]
-    assert stats[0] == stats[1]
-    torch.testing.assert_close(weights(first.critic.model), weights(second.critic.model), atol=0, rtol=0)
-
-
 def test_a_checkpoint_without_a_critic_is_refused_with_a_way_out(tmp_path: Path) -> None:
     folder = save(tiny_actor(tmp_path / "a", settings()), tmp_path / "kept")
     actor = tiny_actor(tmp_path / "b", config_of())
     with pytest.raises(CheckpointError, match=r"missing critic in .*: start a new run with its model"):
         checkpoint.restore_critic(folder, actor.critic)
-
-
-def test_groups_of_one_train_with_a_critic(tmp_path: Path) -> None:
-    shard = [item for item in random_shard(7, clock=CLOCK, n_groups=5) if item.sample == 0]
-    config = config_of()
-    check(settings(actor={"advantage": "gae"}, gconfig={"n_samples": 1}, data=PLAIN))
-    assert update(tiny_actor(tmp_path, config), shard)["grad_norm"] > 0

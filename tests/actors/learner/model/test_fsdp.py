@@ -12,16 +12,15 @@ from torch.nn.utils import get_total_norm
 
 from actors.learner.batching import build
 from actors.learner.checkpoint import checkpoint
-from actors.learner.link.rendezvous import meet, part
+from actors.learner.link.rendezvous import part
 from actors.learner.model.policy import whole
 from actors.learner.model.startup import Demonstration, warm_up
 from actors.learner.update.ppo import PPOActor
 from areal_bus.config.learner import WarmupConfig
 from areal_bus.config.sections import Config
 from areal_bus.messages import ShardItem
-from areal_bus.weights.process_group import join_store
 from areal_bus.weights.snapshot import digest_of, take_snapshot
-from tests.support.forked_ranks import run_ranks
+from tests.support.forked_ranks import met, run_ranks
 from tests.support.learner_setup import random_shard, save, settings, tiny_actor, tiny_model
 
 STEPS = 3
@@ -92,9 +91,7 @@ def config_of(kind: str = "float32") -> Config:
 
 def rank(index: int, endpoint: str, folder: str, kind: str, size: int, replicas: int, width: int, steps: int) -> None:
     """Body of one process. `width`: ranks that share each sequence."""
-    store, home = join_store(endpoint, 60.0), Path(folder)
-    both = {"replicas": replicas, "context_parallel": width}
-    ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0, **both)
+    ranks, home = met(index, endpoint, size, replicas, width), Path(folder)
     actor = tiny_actor(home / f"rank-{index}", config_of(kind), ranks=ranks)
     if (home / CHUNKED).exists():
         actor.policy._max_logits_mib = FEW_MIB

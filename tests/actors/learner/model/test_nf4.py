@@ -16,15 +16,11 @@ from launch.memory.ranks import learner_need
 from launch.memory.shape import KNOWN_SHAPES
 from tests.support.learner_setup import (
     PLAIN,
-    batch_of,
     gradients,
     random_shard,
-    resume,
-    save,
     settings,
     tiny_actor,
     tiny_model,
-    train,
     weights,
 )
 
@@ -79,19 +75,6 @@ def test_the_push_is_that_of_the_base_as_it_was(tmp_path: Path) -> None:
     four, plain = (tiny_actor(tmp_path / str(i), config_of(way)).policy.pushed() for i, way in enumerate((["nf4"], [])))
     assert four.keys() == plain.keys()
     assert all(torch.equal(four[name], value) for name, value in plain.items())
-
-
-def test_a_resumed_run_over_four_bits_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    config = config_of(["nf4", "rslora"])
-    whole = tiny_actor(tmp_path / "whole", config)
-    train(whole, range(2))
-    folder = save(whole, tmp_path / "checkpoints")
-    rest = train(whole, range(2, 4))
-    again = tiny_actor(tmp_path / "again", config, adapters_from=folder / "model")
-    resume(again, folder)
-    assert train(again, range(2, 4)) == rest
-    assert rest[-1]["n_tokens_trained"] > 0
-    assert len(batch_of(SHARD).items) == 12
 
 
 def test_the_plan_has_the_memory_of_four_bits() -> None:

@@ -1,6 +1,5 @@
 """The packed forward: log-probs, gradients and entropy are those of sequences read alone."""
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -11,17 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model import policy as module
 from actors.learner.model.policy import Policy
-from actors.learner.update.ppo import PPOActor
-from actors.models import packed_attention
 from actors.models.packed_row import SequencePiece, lay_out
-from areal_bus.config.sections import Config
-from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
-from tests.support.learner_setup import VOCABULARY, resume, save, settings, tiny_actor, tiny_model, train, weights
+from tests.support.learner_setup import VOCABULARY, save, tiny_actor, tiny_model
 
 TEMPERATURE = 0.7
 
@@ -37,8 +32,8 @@ def pieces(seed: int = 0) -> list[SequencePiece]:
     return [piece for piece in made if len(piece.places_K)]
 
 
-def policy_of(model: torch.nn.Module) -> Policy:
-    return Policy(model, ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE)
+def policy_of(model: torch.nn.Module | None = None, *, temperature: float = TEMPERATURE, **how: Any) -> Policy:
+    return Policy(model or tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=temperature, **how)
 
 
 def alone(model: torch.nn.Module, piece: SequencePiece) -> tuple[Tensor, Tensor]:
@@ -73,10 +68,7 @@ def check_gradients(ours: Iterable[Tensor], theirs: Iterable[Tensor], within: fl
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
-    plain = policy_of(tiny_model())
-    saving = Policy(
-        tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE, gradient_checkpointing=True
-    )
+    plain, saving = policy_of(), policy_of(gradient_checkpointing=True)
     for policy in (plain, saving):
         policy.logprobs(pieces())[0].sum().backward()
     assert saving.model.model.gradient_checkpointing
@@ -94,13 +86,7 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once_for_rows_of_any_
     monkeypatch.setattr(module, "compile_layers", partial(module.compile_layers, backend="aot_eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    plain, compiled = (
-        Policy(
-            tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE,
-            gradient_checkpointing=checkpoints, compile=compiles,
-        )
-        for compiles in (False, True)
-    )  # fmt: skip
+    plain, compiled = (policy_of(gradient_checkpointing=checkpoints, compile=compiles) for compiles in (False, True))
     n_graphs = []
     for given in (pieces(1), families(1), families(2), pieces(2)[:1], families(3)[:4]):
         for policy in (plain, compiled):
@@ -114,16 +100,9 @@ def test_compiled_layers_compute_the_same_and_are_compiled_once_for_rows_of_any_
 
 
 def test_an_idle_pass_leaves_gradients_of_zero() -> None:
-    policy = policy_of(tiny_model())
+    policy = policy_of()
     policy.idle_pass()
     assert all(p.grad is not None and not p.grad.any() for p in policy.parameters().values())
-
-
-def test_packed_attention_is_for_plain_causal_models_only() -> None:
-    assert packed_attention.supports(LlamaConfig())
-    assert packed_attention.supports(Qwen2Config())
-    assert not packed_attention.supports(MistralConfig(sliding_window=64))
-    assert not packed_attention.supports(LlamaConfig(attention_dropout=0.1))
 
 
 def families(seed: int = 1) -> list[SequencePiece]:
@@ -152,7 +131,7 @@ def test_rows_that_are_filled_up_change_nothing(
     found = []
     for more in (0, 1, 150):
         monkeypatch.setattr(module, "stepped", lambda n, _device, more=more: n + more)
-        policy = policy_of(tiny_model())
+        policy = policy_of()
         sizes: list[int] = []
         policy.model.model.embed_tokens.register_forward_pre_hook(partial(told, sizes))
         logp, entropy = policy.logprobs(given(), entropy=True)
@@ -164,18 +143,6 @@ def test_rows_that_are_filled_up_change_nothing(
     for other, other_entropy, others_own in others:
         torch.testing.assert_close((other, other_entropy), (logp, entropy), atol=1e-5, rtol=0)
         check_gradients(others_own, parameters)
-
-
-def test_a_model_that_is_not_packed_is_given_its_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sequence would get a mask of its length squared, for what fills it up."""
-    monkeypatch.setattr(module, "stepped", lambda n, _device: n + 5)
-    policy = policy_of(tiny_model())
-    policy.model.set_attn_implementation("sdpa")
-    policy.packed = False
-    sizes: list[int] = []
-    policy.model.model.embed_tokens.register_forward_pre_hook(partial(told, sizes))
-    policy.logprobs(pieces()[:1])
-    assert sizes == [pieces()[0].n_read]
 
 
 # the head in chunks
@@ -202,9 +169,7 @@ def test_chunks_of_the_head_give_the_log_probs_entropies_and_gradients_of_the_wh
 ) -> None:
     found = []
     for limit in (512.0, FEW_MIB, 3.1 * FEW_MIB):
-        policy = Policy(
-            make(), ranks=LearnerRanks(), device="cpu", temperature=TEMPERATURE, dtype=dtype, max_logits_mib=limit
-        )
+        policy = policy_of(make(), dtype=dtype, max_logits_mib=limit)
         cap = getattr(policy.model.config, "final_logit_softcapping", None)
         logp, entropy = policy.logprobs(pieces(), entropy=True, entropy_grad=True)
         (logp.square().sum() + 0.3 * entropy.sum()).backward()  # type: ignore[no-untyped-call]
@@ -217,7 +182,7 @@ def test_chunks_of_the_head_give_the_log_probs_entropies_and_gradients_of_the_wh
 
 
 def test_an_entropy_that_is_only_a_figure_has_no_gradient_in_chunks() -> None:
-    policy = policy_of(tiny_model())
+    policy = policy_of()
     policy._max_logits_mib = FEW_MIB
     logp, entropy = policy.logprobs(pieces(), entropy=True)
     assert logp.requires_grad
@@ -233,21 +198,8 @@ def test_a_model_that_scales_its_logits_itself_keeps_its_head() -> None:
 # model.dtype = "bfloat16": what is trained stays float32, what leaves is bfloat16
 
 
-def bfloat16_config(**actor: Any) -> Config:
-    return settings(model={"scratch": {}, "dtype": "bfloat16"}, actor={"lr": 1e-5, "lr_warmup_steps": 0, **actor})
-
-
-def pushed(actor: PPOActor) -> Snapshot:
-    return take_snapshot(actor.version, actor.policy.parameters(), bucket_bytes=1 << 20, dtype=actor.policy.dtype)
-
-
 def test_compute_is_of_the_type_that_is_sampled_with() -> None:
-    exact, rounded = (
-        Policy(
-            tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=1.0, dtype=dtype, gradient_checkpointing=True
-        )
-        for dtype in ("float32", "bfloat16")
-    )
+    exact, rounded = (policy_of(dtype=dtype, gradient_checkpointing=True) for dtype in ("float32", "bfloat16"))
     pieces = [SequencePiece(torch.arange(2, 2 + n), torch.arange(1, n), family=0) for n in (5, 9, 9)]
     seen: list[torch.dtype] = []
     rounded.model.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, __, out: seen.append(out.dtype))
@@ -263,21 +215,6 @@ def test_compute_is_of_the_type_that_is_sampled_with() -> None:
     assert torch.allclose(logp_N, exact.logprobs(pieces)[0], atol=0.1)
 
 
-def test_a_checkpoint_exports_the_pushed_weights_and_restores_the_masters_bit_for_bit(tmp_path: Path) -> None:
-    first = tiny_actor(tmp_path / "a", bfloat16_config())
-    train(first, range(2))
-    folder = save(first, tmp_path / "checkpoints")
-    assert json.loads((folder / "model" / "config.json").read_text())["dtype"] == "bfloat16"
-    exported: Any = AutoModelForCausalLM.from_pretrained(folder / "model")
-    assert digest_of(dict(exported.named_parameters())) == pushed(first).digest
-    second = tiny_actor(tmp_path / "b", bfloat16_config(), model=exported.float())
-    resume(second, folder)
-    torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
-    train(first, range(2, 4))
-    train(second, range(2, 4))
-    torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
-
-
 def test_float32_weights_are_kept_once(tmp_path: Path) -> None:
     folder = save(tiny_actor(tmp_path), tmp_path / "checkpoints")
     assert set(load_file(str(folder / "shards" / "shard-00001-of-00001.safetensors"))) == {"rng/0"}
@@ -289,10 +226,7 @@ def test_a_row_of_several_temperatures_gives_each_sequence_its_own(limit: float,
     """Log-probs, entropies and gradients of a mixed row are those of each temperature alone, whole and in chunks."""
     heats = {None: TEMPERATURE, 0.3: 0.3, 1.0: 1.0}
     given = [replace(one, temperature=list(heats)[i % 3]) for i, one in enumerate(families())]
-    mixed, *others = (
-        Policy(tiny_model(), ranks=LearnerRanks(), device="cpu", temperature=heat, max_logits_mib=limit)
-        for heat in (TEMPERATURE, *heats.values())
-    )
+    mixed, *others = (policy_of(temperature=heat, max_logits_mib=limit) for heat in (TEMPERATURE, *heats.values()))
     within = 1e-6 if share else 1e-5
     if not share:  # transformers' own packed mask, which rounds more
         mixed.model.set_attn_implementation("sdpa")

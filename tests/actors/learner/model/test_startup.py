@@ -6,13 +6,10 @@ import pytest
 
 from actors.data.tasks import make_word
 from actors.learner.model.startup import Demonstration, demonstrate, warm_up
-from actors.models.loading import load_tokenizer
-from actors.models.scratch import write_scratch_folder
 from areal_bus.config.data import DataConfig
 from areal_bus.config.learner import WarmupConfig
-from areal_bus.config.sections import ScratchConfig
 from areal_bus.errors import ConfigError, NonFinite
-from tests.support.learner_setup import tiny_actor
+from tests.support.learner_setup import scratch_tokenizer, tiny_actor
 
 
 def run(folder: Path, demonstrations: list[Demonstration], *, steps: int = 30, lr: float = 1e-2) -> list[float]:
@@ -36,26 +33,19 @@ def test_the_loss_of_demonstrations_falls(tmp_path: Path) -> None:
 
 
 def test_a_demonstration_is_the_prompt_the_answer_and_the_end(tmp_path: Path) -> None:
-    write_scratch_folder(tmp_path, ScratchConfig())
-    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer = scratch_tokenizer(tmp_path)
     data = DataConfig(task="reverse", prompt="{question}>", chat_template=False)
     made, none = demonstrate([make_word("abc")], tokenizer, data), demonstrate([{"question": "a"}], tokenizer, data)
     assert [tokenizer.decode(made[0].prompt), tokenizer.decode(made[0].completion)] == ["abc>", "cba<eos>"]
     piece = made[0].piece()
     assert tokenizer.decode(piece.ids_T[piece.places_K]) == "cba<eos>"
     assert none == []
+    (ended,) = demonstrate([{"question": "abc", "demonstration": "cba<eos>"}], tokenizer, data)
+    assert tokenizer.decode(ended.completion) == "cba<eos>"  # it gets no second end
     tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
     tokenizer.chat_template = "{% for m in messages %}{{m['content']}}<end>{% endfor %}"
     (made,) = demonstrate([make_word("abc")], tokenizer, data.model_copy(update={"chat_template": True}))
     assert tokenizer.decode(made.completion) == "cba<end>"
-
-
-def test_a_demonstration_that_ends_itself_gets_no_second_end(tmp_path: Path) -> None:
-    write_scratch_folder(tmp_path, ScratchConfig())
-    tokenizer = load_tokenizer(str(tmp_path))
-    data = DataConfig(task="reverse", prompt="{question}>", chat_template=False)
-    (made,) = demonstrate([{"question": "abc", "demonstration": "cba<eos>"}], tokenizer, data)
-    assert tokenizer.decode(made.completion) == "cba<eos>"
 
 
 def test_a_warm_up_without_demonstrations_is_refused(tmp_path: Path) -> None:

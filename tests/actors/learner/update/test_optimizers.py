@@ -8,31 +8,27 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from actors.learner.link.rendezvous import LearnerRanks, meet, part
-from actors.learner.model.policy import whole
+from actors.learner.link.rendezvous import part
 from actors.learner.update import optimizers
 from actors.learner.update.optimizers import (
     LearningRates,
     Muon,
     check_torchao,
-    kept,
     move_states,
     offload,
     orthogonalised,
-    plain,
 )
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
-from areal_bus.weights.process_group import join_store
 from launch.memory.ranks import estimate
 from launch.memory.shape import DecoderShape
-from tests.support.forked_ranks import run_ranks
+from tests.support.forked_ranks import met, run_ranks, write_weights
 from tests.support.learner_setup import (
     random_shard,
     resume,
@@ -46,23 +42,12 @@ from tests.support.learner_setup import (
 )
 
 LR, OTHER_LR, DECAY = 1e-2, 1e-3, 0.1
+JORDAN = {"eps": 1e-7, "ns_coefficients": (3.4445, -4.7750, 2.0315), "ns_steps": 5}  # as he publishes Newton-Schulz
 FORMS = [(64, 32), (32, 64), (33, 7), (7, 33), (1, 8), (3, 3)]
-NO_DECAY = [{"match": "norm|bias", "weight_decay": 0.0}]
 
 
 def config_of(optimizer: str, **more: Any) -> Config:
     return settings(actor={"lr": LR, "optimizer": optimizer, "max_grad_norm": 1e9, "weight_decay": DECAY, **more})
-
-
-def orthogonal(matrix: Tensor) -> Tensor:
-    """Newton-Schulz as Jordan publishes it, of a wide matrix; the order of operations decides its rounding."""
-    a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    x = x / x.norm().clamp(min=1e-7)
-    for _ in range(5):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x if matrix.shape[0] <= matrix.shape[1] else x.T
 
 
 def test_muon_steps_matrices_by_its_formula_and_the_rest_by_adamw(tmp_path: Path) -> None:
@@ -78,7 +63,7 @@ def test_muon_steps_matrices_by_its_formula_and_the_rest_by_adamw(tmp_path: Path
                 others[name].grad = parameter.grad.clone()
                 continue
             momentum[name] = momentum[name].lerp(parameter.grad, 1 - 0.95)
-            direction = orthogonal(parameter.grad.lerp(momentum[name], 0.95))
+            direction = orthogonalised(parameter.grad.lerp(momentum[name], 0.95), JORDAN, torch.float32)
             size = 0.2 * max(parameter.shape) ** 0.5
             before[name] = before[name] * (1 - LR * DECAY) - LR * size * direction
         adamw.step()
@@ -95,8 +80,7 @@ def is_matrix(name: str) -> bool:
 
 def steps_of_a_rank(index: int, endpoint: str, size: int) -> None:
     """Fails unless three steps of sharded matrices are those of whole ones, bit for bit."""
-    store = join_store(endpoint, 60.0)
-    meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0)
+    met(index, endpoint, size)
     mesh = init_device_mesh("cpu", (size,))
     for rows, columns in FORMS:
         draw = torch.Generator().manual_seed(rows)
@@ -206,18 +190,6 @@ def wide(optimizer: str) -> Config:
     return settings(actor={"lr": 1e-3, "optimizer": optimizer, "adam_eps": 1e-4, "max_grad_norm": 1e9})
 
 
-def test_a_missing_torchao_is_refused_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizers, "has_package", lambda name: False)
-    with pytest.raises(ConfigError, match=r"missing package torchao, .* run .*install .*areal-bus\[adamw8bit\]"):
-        check_torchao()
-
-
-def test_states_without_8_bits_stay_as_they_are() -> None:
-    parameter, value = nn.Parameter(torch.zeros(3)), torch.ones(3)
-    assert plain(value) is value
-    assert kept(torch.optim.AdamW([parameter]), parameter, "exp_avg", value)[1] is value
-
-
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("mine")
@@ -234,9 +206,12 @@ def test_an_optimizer_of_ones_own_steps_and_follows_the_schedule(tmp_path: Path,
     assert any(not torch.equal(start[name], value) for name, value in weights(actor.policy).items())
 
 
-def test_a_pattern_of_no_parameter_is_refused(tmp_path: Path) -> None:
+def test_what_an_optimizer_needs_and_has_not_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"unused pattern 'router' in \[\[actor.group\]\]"):
         tiny_actor(tmp_path, config_of("adamw", group=[{"match": "router", "lr_scale": 0.1}]))
+    monkeypatch.setattr(optimizers, "has_package", lambda name: False)
+    with pytest.raises(ConfigError, match=r"missing package torchao, .* run .*install .*areal-bus\[adamw8bit\]"):
+        check_torchao()
 
 
 @pytest.mark.parametrize(
@@ -255,66 +230,16 @@ def test_a_wrong_optimizer_of_ones_own_is_refused(tmp_path: Path, mine: ModuleTy
         tiny_actor(tmp_path, settings(actor={"optimizer": "mine:make"}))
 
 
-class Own(torch.optim.Optimizer):
-    """Momentum, with numbers of Python in its state, as many have them."""
-
-    def __init__(self, parameters: Any, extra: Any = None) -> None:
-        super().__init__(list(parameters), {"lr": LR})
-        self._extra = extra
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for parameter in self.param_groups[0]["params"]:
-            state = self.state[parameter]
-            if not state:
-                state |= {
-                    "step": 0,
-                    "beta": 0.9,
-                    "is_warm": True,
-                    "m": torch.zeros_like(parameter),
-                    "extra": self._extra,
-                }
-            state["step"] += 1
-            state["m"].mul_(state["beta"]).add_(parameter.grad)
-            parameter.add_(state["m"], alpha=-LR / state["step"])
-
-
-RESUMED: dict[str, dict[str, Any]] = {
-    "muon": {"optimizer": "muon", "adamw_lr": OTHER_LR, "weight_decay": DECAY},
-    "muon-lora": {"optimizer": "muon", "lora": {"rank": 4, "dropout": 0.1}, "weight_decay": DECAY},
-    "adamw-groups": {"optimizer": "adamw", "group": NO_DECAY, "weight_decay": DECAY},
-    "sgd": {"optimizer": "sgd", "weight_decay": DECAY},
-    "own": {"optimizer": "mine:make"},
-    "own-rmsprop": {"optimizer": "mine:rmsprop"},
-    "own-nadam": {"optimizer": "mine:nadam"},
-}
-
-
-@pytest.mark.parametrize("kind", RESUMED)
-def test_a_resumed_optimizer_goes_on_bit_for_bit(tmp_path: Path, mine: ModuleType, kind: str) -> None:
-    makes: dict[str, Any] = {
-        "make": Own,
-        "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=LR, momentum=0.9, centered=True),
-        "nadam": lambda ps: torch.optim.NAdam(ps, lr=LR),
-    }
-    vars(mine).update({name: lambda ps, actor, make=make: make(ps.values()) for name, make in makes.items()})
-    config = settings(actor={"lr": 1e-3, "ppo_epochs": 2, **RESUMED[kind]})
-    first = tiny_actor(tmp_path / "a", config)
-    train(first, range(2))
-    folder = save(first, tmp_path / "kept")
-    second = tiny_actor(tmp_path / "b", config)
-    second.policy.model.load_state_dict(first.policy.model.state_dict())
-    resume(second, folder)
-    for actor in (first, second):
-        train(actor, range(2, 4))
-    torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
-
-
 @pytest.mark.parametrize("extra", [torch.zeros(2), [1.0], {}, "text"])
 def test_a_state_that_no_checkpoint_holds_is_refused_after_the_first_update(
     tmp_path: Path, mine: ModuleType, extra: Any
 ) -> None:
-    mine.make = lambda parameters, actor: Own(parameters.values(), extra)  # type: ignore[attr-defined]
+    def make(parameters: Any, actor: Any) -> torch.optim.Optimizer:
+        made = torch.optim.SGD(parameters.values(), lr=LR)
+        made.register_step_post_hook(lambda *_: [made.state[one].update(extra=extra) for one in parameters.values()])
+        return made
+
+    mine.make = make  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"unsupported state 'extra' of actor.optimizer"):
         train(tiny_actor(tmp_path, settings(actor={"lr": LR, "optimizer": "mine:make"})), range(1))
 
@@ -337,29 +262,17 @@ def offload_config(way: str) -> Config:
     return settings(actor=MODELS | {"offload": way}, critic={"lr": 1e-4}, learner={"max_tokens_per_mb": 24})
 
 
-def trained(folder: Path, way: str, ranks: LearnerRanks) -> dict[str, Tensor]:
-    actor = tiny_actor(folder / f"{way}-{ranks.index}", offload_config(way), ranks=ranks)
-    assert actor.policy.sharded == (ranks.size > 1 or way == "all")
-    for version in range(2):
-        drawn = [
-            item for item in random_shard(version, clock=version, n_groups=4) if item.group % ranks.size == ranks.index
-        ]
-        update(actor, drawn)
-    assert all(isinstance(one, DTensor) == actor.policy.sharded for one in actor.policy.parameters().values())
-    named = actor.policy.parameters() | {f"v.{k}": v for k, v in actor.critic.model.parameters().items()}
-    return {name: whole(one).detach().clone() for name, one in named.items()}
-
-
 def offloading_rank(index: int, endpoint: str, folder: str, size: int) -> None:
     """FSDP2's group is the process's own: a fork has none yet."""
-    ranks = LearnerRanks()
-    if size > 1:
-        store = join_store(endpoint, 60.0)
-        ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0)
+    ranks = met(index, endpoint, size)
     for way in WAYS:
-        held = trained(Path(folder), way, ranks)
-        if index == 0:
-            save_file(held, Path(folder) / f"{way}.safetensors")
+        actor = tiny_actor(Path(folder) / f"{way}-{index}", offload_config(way), ranks=ranks)
+        assert actor.policy.sharded == (size > 1 or way == "all")
+        for version in range(2):
+            drawn = random_shard(version, clock=version, n_groups=4)
+            update(actor, [item for item in drawn if item.group % size == index])
+        assert all(isinstance(one, DTensor) == actor.policy.sharded for one in actor.policy.parameters().values())
+        write_weights(actor, Path(folder) / f"{way}.safetensors")
     part()
 
 
@@ -388,24 +301,18 @@ def test_states_are_elsewhere_between_steps_and_single_numbers_stay() -> None:
     assert kinds == {"exp_avg": "meta", "exp_avg_sq": "meta", "step": "cpu"}
 
 
-@pytest.mark.parametrize("learners", [1, 2])
-def test_the_plan_shows_both_places(learners: int) -> None:
+def test_the_plan_has_the_states_on_the_host_and_the_weights_only_by_all() -> None:
     shape = DecoderShape(512, 4, 2048, 8, 8, 64, 1000, True)
-    n, frozen = shape.n_parameters // learners, 0
+    n, data = shape.n_parameters, {"task": "sums", "batch_size": 2}
 
     def need(way: str, **actor: Any) -> Any:
-        made = settings(
-            actor={"offload": way, **actor},
-            topology={"gpus_per_host": 4, "learners": learners},
-            data={"task": "sums", "batch_size": 2},
-            gconfig={"n_samples": 2, "max_new_tokens": 4},
+        sizes: dict[str, Any] = {"topology": {"gpus_per_host": 4}, "gconfig": {"n_samples": 2, "max_new_tokens": 4}}
+        return estimate(
+            settings(actor={"offload": way, **actor}, data=data, **sizes), shape, Role.LEARNER, 1, n_prompt=2
         )
-        return estimate(made, shape, Role.LEARNER, 1, n_prompt=2)
 
-    none, states, everything = need("none"), need("optimizer"), need("all")
-    assert states.host - none.host == 8 * n
-    assert none.device - states.device == 0 + frozen, "the peak is the step of the optimizer, which needs the states"
-    assert everything.host - none.host == 16 * n
+    none, states, everything = map(need, WAYS)
+    assert (states.host - none.host, everything.host - none.host) == (8 * n, 16 * n)
+    assert none.device == states.device, "the peak is the step of the optimizer, which needs the states"
     assert everything.device < none.device - 11 * n
-    critic = need("optimizer", advantage="gae")
-    assert critic.host - need("none", advantage="gae").host == 16 * n
+    assert need("optimizer", advantage="gae").host - need("none", advantage="gae").host == 16 * n

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from actors.learner.batching import Batch, Item, build
-from actors.learner.link.rendezvous import LearnerRanks, meet, part
-from actors.learner.model.policy import whole
+from actors.learner.link.rendezvous import LearnerRanks, part
 from actors.learner.update.ppo import PPOActor, epoch_order, learning_rate
 from actors.runtime.stages import stages_of, temperatures_of
 from areal_bus.config.learner import ActorConfig
@@ -28,8 +27,7 @@ from areal_bus.config.sections import Config
 from areal_bus.core.parts.stages import stage_at
 from areal_bus.errors import ImpossibleEvent, NonFinite
 from areal_bus.messages import ShardItem
-from areal_bus.weights.process_group import join_store
-from tests.support.forked_ranks import run_ranks
+from tests.support.forked_ranks import met, run_ranks, write_weights
 from tests.support.learner_setup import (
     batch_of,
     gradients,
@@ -431,14 +429,11 @@ def dealt(version: int, epoch: int, n_ranks: int) -> list[set[int]]:
 
 
 def rank(index: int, endpoint: str, folder: str, size: int) -> None:
-    store = join_store(endpoint, 60.0)
-    ranks = meet(store, index=index, size=size, interface="lo", device="cpu", timeout_s=60.0)
-    for kind in KINDS:
+    ranks = met(index, endpoint, size)
+    for kind in ("plain", "reward"):  # one deals minibatches, the other bounds tokens over the whole minibatch
         actor = tiny_actor(Path(folder) / f"{kind}-{index}", passes_config(kind), ranks=ranks)
         trained_in_passes(actor)
-        held = {name: whole(p).detach().clone() for name, p in actor.policy.parameters().items()}
-        if index == 0:
-            save_file(held, Path(folder) / f"{kind}.safetensors")
+        write_weights(actor, Path(folder) / f"{kind}.safetensors")
     part()
 
 
@@ -466,11 +461,9 @@ def test_several_passes_do_not_depend_on_how_a_minibatch_is_cut(tmp_path: Path, 
 def test_several_passes_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
     run_ranks(__name__, rank.__name__, {"folder": str(tmp_path), "size": 2})
     torch.testing.assert_close(load_file(tmp_path / "plain.safetensors"), by_hand(2), atol=1e-6, rtol=0)
-    for kind in ("models", "reward", "adapters"):
-        one = tiny_actor(tmp_path / f"one-{kind}", passes_config(kind))
-        trained_in_passes(one)
-        found = load_file(tmp_path / f"{kind}.safetensors")
-        torch.testing.assert_close(found, weights(one.policy), atol=1e-6, rtol=0)
+    one = tiny_actor(tmp_path / "one", passes_config("reward"))
+    trained_in_passes(one)
+    torch.testing.assert_close(load_file(tmp_path / "reward.safetensors"), weights(one.policy), atol=1e-6, rtol=0)
 
 
 def test_I12_figures_count_a_token_once_and_average_over_the_passes(tmp_path: Path) -> None:
@@ -494,38 +487,26 @@ def test_each_pass_and_version_has_an_order_of_its_own_that_the_seed_gives_again
     assert orders[-1] != epoch_order(2, 2, 2, 8)
 
 
-MIX = {  # two of group "a", at 0.3, with one masked token; four of group "b", at the run's temperature 1
-    "data": {
-        "source": [
-            {"name": "a", "path": "a.jsonl", "weight": 1, "gconfig": {"n_samples": 2, "temperature": 0.3}},
-            {"name": "b", "path": "b.jsonl", "weight": 1},
-        ]
-    }
-}
-
-
 def mixed_shard() -> list[ShardItem]:
-    rewards = {"a": [1.0, 0.0], "b": [0.5, 0.0, 1.0, 0.0]}
-    return [
-        replace(
-            shard_item(
-                group=group, sample=s, reward=reward, n_groups=2, clock=3,
-                prompt=[5, 6 + group], sampled=[2 + s, 9, 3, 4 + group][: 4 - group], finish="length" if s else "stop",
-                spans=[[0, 1], [3, 3]] if (group, s) == (0, 0) else [[3, 4 - group]], logps=[-2.0 - s] * (4 - group),
-            ),
-            source=source,
-        )
-        for group, (source, own) in enumerate(rewards.items()) for s, reward in enumerate(own)
-    ]  # fmt: skip
+    """Two samples of source "a", one with a masked token, and four of "b"."""
+    shard = []
+    for group, (source, rewards) in enumerate({"a": [1.0, 0.0], "b": [0.5, 0.0, 1.0, 0.0]}.items()):
+        n, how = 4 - group, {"group": group, "n_groups": 2, "clock": 3, "prompt": [5, 6 + group]}
+        for s, reward in enumerate(rewards):
+            spans = [[0, 1], [3, 3]] if (group, s) == (0, 0) else [[3, n]]
+            own: dict[str, Any] = {"sampled": [2 + s, 9, 3, 4][:n], "logps": [-2.0 - s] * n, "spans": spans}
+            item = shard_item(sample=s, reward=reward, finish="length" if s else "stop", **how, **own)
+            shard.append(replace(item, source=source))
+    return shard
 
 
 @pytest.mark.parametrize("budget", [1, 12, 10_000])
 def test_groups_of_two_and_four_at_two_temperatures_have_the_gradient_of_a_hand_computation(
     tmp_path: Path, budget: int
 ) -> None:
-    """grpo by hand: (r - mean) / (std + eps) of each group of its own size; tokens of all groups in one denominator."""
-    actor = {"advantage": "rloo", "max_grad_norm": 1e9}
-    config = settings(actor=actor, learner={"max_tokens_per_mb": budget}, **MIX)
+    sources = [{"name": "a", "weight": 1, "gconfig": {"n_samples": 2, "temperature": 0.3}}, {"name": "b", "weight": 1}]
+    data = {"source": [one | {"path": "rows.jsonl"} for one in sources]}
+    config = settings(actor=rloo(), learner={"max_tokens_per_mb": budget}, data=data)
     learner = tiny_actor(tmp_path, config)
     learner.version = 3
     limits = stages_of(config)

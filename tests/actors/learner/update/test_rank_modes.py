@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actors.learner.batching import build
-from actors.learner.link.rendezvous import LearnerRanks, meet, part
+from actors.learner.link.rendezvous import part
 from actors.learner.model.policy import whole
-from areal_bus.weights.process_group import join_store
-from tests.support.forked_ranks import run_ranks
+from tests.support.forked_ranks import met, run_ranks
 from tests.support.learner_setup import random_shard, settings, tiny_actor, tiny_model
 
 STEPS = 5
@@ -45,11 +44,7 @@ SETTINGS: dict[
 
 def steps_of_a_mode(index: int, endpoint: str, folder: str, size: int, replicas: int, width: int) -> None:
     """Five updates by each of SETTINGS; rank 0 writes losses and weights."""
-    ranks = LearnerRanks()
-    if size > 1:
-        store = join_store(endpoint, 60.0)
-        how: dict[str, Any] = {"interface": "lo", "device": "cpu", "timeout_s": 60.0}
-        ranks = meet(store, index=index, size=size, replicas=replicas, context_parallel=width, **how)
+    ranks = met(index, endpoint, size, replicas, width)
     for name, (_, more, learner, logits_mib) in SETTINGS.items():
         config = settings(actor={"lr": 1e-3, "adam_eps": 1e-4, **more}, learner=learner)
         actor = tiny_actor(Path(folder) / f"{size}-{replicas}-{width}-{index}-{name}", config, ranks=ranks)
