@@ -36,12 +36,6 @@ def test_mismatch_is_k3_and_the_largest_distance() -> None:
     assert mismatch(importance, gap(behav, behav)).kl == 0.0
 
 
-def test_tiny_mismatches_survive_single_precision() -> None:
-    behav = torch.full((1000,), -3.0)
-    prox = behav + 2.0**-20
-    assert float(gap(prox, behav).kl) == pytest.approx(1000 * 2.0**-41, rel=1e-3)
-
-
 def test_effective_share_is_one_for_equal_weights_and_one_over_n_for_a_single_one() -> None:
     assert effective_share(10.0, 10.0, 10) == 1.0
     assert effective_share(3.0, 9.0, 10) == pytest.approx(0.1)
@@ -179,14 +173,6 @@ def test_c_keeps_k3_however_close_the_log_probs_are(sign: int) -> None:
         prox = torch.full((9,), float(d))
         near = 5e-7 if power >= 2 else 2e-6  # by the polynomial itself, or e^d within two units less 1 and d
         assert float(gap(prox, torch.zeros(9)).kl) == pytest.approx(9 * float(k3), rel=near), power
-
-
-@needs_library
-@pytest.mark.usefixtures("as_kernels_run")
-def test_c_subtracts_before_all_else() -> None:
-    """2^-1 at log-probs whose last places are 2^-14 apart."""
-    behav = torch.full((100,), -1000.0)
-    assert float(gap(behav + 0.5, behav).kl) == pytest.approx(100 * (math.exp(0.5) - 1.5), rel=1e-5)
 
 
 @pytest.mark.usefixtures("as_kernels_run")

@@ -22,7 +22,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import ShardItem, VerdictStatus
 from tests.actors.rewards.test_actor import trajectory
-from tests.support.learner_setup import PLAIN, batch_of, prepared, random_shard, settings, tiny_actor
+from tests.support.learner_setup import PLAIN, batch_of, prepared, random_shard, settings, tiny_actor, update
 
 
 def with_fields(shard: list[ShardItem], **fields: float) -> list[ShardItem]:
@@ -34,9 +34,9 @@ def with_fields(shard: list[ShardItem], **fields: float) -> list[ShardItem]:
     return [replace(item, fields=sample_fields.packed(own)) for item, own in zip(shard, packed, strict=True)]
 
 
-def own_loss(monkeypatch: pytest.MonkeyPatch, loss: Any) -> Config:
-    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(loss=loss))
-    return settings(actor={"loss": "mine:loss"}, data=PLAIN)
+def own_part(monkeypatch: pytest.MonkeyPatch, part: Any, key: str = "loss") -> Config:
+    monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(**({} if part is None else {key: part})))
+    return settings(actor={key: f"mine:{key}"}, data=PLAIN)
 
 
 def test_a_loss_sees_the_fields_of_trained_tokens_however_the_batch_is_cut(
@@ -47,7 +47,7 @@ def test_a_loss_sees_the_fields_of_trained_tokens_however_the_batch_is_cut(
         index, twice = tokens.streams["index"], tokens.streams["twice"]
         return -tokens.logprobs_N * tokens.advantages_N * twice, {"gap": twice - 2 * index, "index": index}
 
-    config = own_loss(monkeypatch, loss)
+    config = own_part(monkeypatch, loss)
     shard = with_fields(random_shard(3, clock=4, old=True, n_groups=4), index=1.0)
     found = []
     for budget in (1, 60, 9999):
@@ -73,7 +73,7 @@ def test_an_estimator_sees_the_mean_of_a_field_over_the_whole_trajectory() -> No
 
 
 def test_a_field_that_a_trajectory_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    actor = tiny_actor(tmp_path, own_loss(monkeypatch, needs("index")(lambda t, _: -t.logprobs_N * t.streams["index"])))
+    actor = tiny_actor(tmp_path, own_part(monkeypatch, needs("index")(lambda t, _: -t.logprobs_N * t.streams["index"])))
     shard = random_shard(3)
     with pytest.raises(ConfigError, match=r"missing stream 'index' in 9 of 12 trajectories \(first uid 0\)"):
         prepared(actor, [*with_fields(shard[:3], index=1.0), *shard[3:]])
@@ -82,22 +82,50 @@ def test_a_field_that_a_trajectory_lacks_is_named(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("loss", "said"),
     [
+        (lambda t, _: t.logprobs_N.sum(), r"must return shape \(5,\): it returned \(\)"),
+        (lambda t, _: t.logprobs_N / 0.0, "must return finite numbers"),
+        (lambda t, _: torch.zeros(5), "has no gradient"),
+        (lambda t, _: t.nothing, r"failed on the example of five tokens: AttributeError: .*test_parts\.py:\d+"),
+        (None, "missing function 'loss' in module 'mine'"),
         (lambda t, _: t.logprobs_N * t.streams["x"], "missing stream 'x': the part must declare it"),
         (needs("reference")(lambda t, _: t.logprobs_N), "missing stream 'reference'"),
         (needs("returns")(lambda t, _: t.logprobs_N), "'returns' is taken"),
         (needs("no name")(lambda t, _: t.logprobs_N), "invalid field name"),
-        (
-            needs(x=lambda s, _: s["behav"][:1])(lambda t, _: t.logprobs_N),
-            r"must return shape \(5,\): it returned \(1,\)",
-        ),
+        (needs(x=lambda s, _: s["behav"][:1])(lambda t, _: t.logprobs_N), r"\(5,\): it returned \(1,\)"),
         (needs(x=lambda s, _: s["y"])(lambda t, _: t.logprobs_N), "missing stream 'y'"),
     ],
 )
-def test_a_stream_that_nothing_makes_is_refused_at_the_start(
+def test_a_loss_that_cannot_be_trained_is_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch, loss: Any, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        find_algorithm(own_loss(monkeypatch, loss).actor)
+        find_algorithm(own_part(monkeypatch, loss).actor)
+
+
+def statistics_of_the_first_advantage(tokens: Tokens, _: ActorConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    """On the example it is 1."""
+    losses = -tokens.ratio_N * tokens.advantages_N
+    return losses, {"first" if tokens.advantages_N[0] == 1.0 else "other": losses.detach()}
+
+
+@pytest.mark.parametrize(
+    ("key", "part", "said"),
+    [
+        ("loss", lambda t, _: -t.ratio_N[:5], r"must return shape \(\d\d+,\): it returned \(5,\)"),
+        ("loss", statistics_of_the_first_advantage, r"\['first'\] on the example, \['other'\] on a batch"),
+        (
+            "correction",
+            lambda t, _: torch.ones(min(len(t.lags_N), 5)),
+            r"must return shape \(\d\d+,\): it returned \(5,\)",
+        ),
+    ],
+)
+def test_a_part_that_changes_its_form_in_the_run_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, part: Any, said: str
+) -> None:
+    actor = tiny_actor(tmp_path, own_part(monkeypatch, part, key))
+    with pytest.raises(ConfigError, match=said):
+        update(actor, random_shard(10))
 
 
 @pytest.mark.parametrize(

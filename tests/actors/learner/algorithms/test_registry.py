@@ -12,9 +12,7 @@ import torch
 from actors.learner.algorithms.advantages import ESTIMATORS
 from actors.learner.algorithms.corrections import CORRECTIONS
 from actors.learner.algorithms.losses import AGGREGATIONS, LOSSES
-from actors.learner.algorithms.registry import find_algorithm
 from areal_bus.config import algorithms as names
-from areal_bus.config.learner import ActorConfig
 from areal_bus.config.loader import load
 from areal_bus.config.sections import Config
 from areal_bus.config.validation import check
@@ -101,73 +99,6 @@ def test_names_of_the_settings_and_of_the_functions_are_the_same() -> None:
 
 
 # the user's own parts
-
-OWN = '''
-import torch
-
-def wrong_shape(tokens, settings):
-    return tokens.logprobs_N.sum()
-
-def infinite(tokens, settings):
-    return tokens.logprobs_N / 0.0
-
-def constant(tokens, settings):
-    return torch.zeros(len(tokens.behav_N))
-
-def broken(tokens, settings):
-    return tokens.nothing
-
-def always_five(tokens, settings):
-    return -tokens.ratio_N.new_ones(5) * tokens.ratio_N[:5]
-
-def sometimes(tokens, settings):
-    """On the example the first advantage is 1."""
-    losses = -tokens.ratio_N * tokens.advantages_N
-    return losses, {"first": losses.detach()} if tokens.advantages_N[0] == 1.0 else {"other": losses.detach()}
-
-def two_weights(tokens, settings):
-    return torch.ones(len(tokens.lags_N) if len(tokens.lags_N) == 5 else 2)
-'''
-
-
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"own_{re.sub('[^a-z0-9]', '_', tmp_path.name)}"
-    (tmp_path / f"{name}.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    return name
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        ("wrong_shape", r"must return shape \(5,\): it returned \(\)"),
-        ("infinite", "must return finite numbers"),
-        ("constant", "has no gradient"),
-        ("broken", r"failed on the example of five tokens: AttributeError: .*own_.*\.py:\d+"),
-        ("missing", "missing function 'missing' in module"),
-    ],
-)
-def test_a_users_loss_that_cannot_be_trained_is_refused_at_the_start(own: str, function: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        find_algorithm(ActorConfig(loss=f"{own}:{function}"))
-
-
-@pytest.mark.parametrize(
-    ("key", "function", "said"),
-    [
-        ("loss", "always_five", r"must return shape \(\d\d+,\): it returned \(5,\)"),
-        ("loss", "sometimes", r"same statistics each time: \['first'\] on the example, \['other'\] on a batch"),
-        ("correction", "two_weights", r"must return shape \(\d\d+,\): it returned \(2,\)"),
-    ],
-)
-def test_a_users_part_that_changes_its_form_in_the_run_ends_it(
-    tmp_path: Path, own: str, key: str, function: str, said: str
-) -> None:
-    actor = tiny_actor(tmp_path, settings(actor={key: f"{own}:{function}"}, data=PLAIN))
-    with pytest.raises(ConfigError, match=said):
-        update(actor, random_shard(10))
 
 
 def example_of(section: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -4,23 +4,7 @@ import pytest
 
 from areal_bus import messages as m
 from tests.actors.learner.link.conftest import Crew
-from tests.support.learner_setup import random_shard
 from tests.support.polling import wait_until
-
-
-def test_the_end_of_a_share_wakes_the_loop_and_its_items_do_not(begun: Crew) -> None:
-    (rank,) = begun.ranks
-    *items, end = [*random_shard(0, clock=0), m.ShardEnd(0, 0, 12, 3, False)]
-    begun.tell(m.HeadHeartbeat(term=1, version=0))
-    wait_until(lambda: rank.inbox.term == 1)  # what came before it is sorted
-    rank.inbox.take_now()  # the directory, where it was known to the failover before it lay there
-    rank.inbox.wait(0)
-    begun.tell(*items, m.HeadHeartbeat(term=2, version=0))
-    wait_until(lambda: rank.inbox.term == 2)
-    assert not rank.inbox._changed.is_set()
-    begun.tell(end)
-    wait_until(rank.inbox._changed.is_set)
-    assert [rank.inbox.take() for _ in range(13)] == [*items, end]
 
 
 def test_a_rejoin_before_that_only_asks_for_another_join(begun: Crew) -> None:
