@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from areal_cpu import build
 from areal_cpu import fused_llama as module
 from areal_cpu.decode_step import DecodeStep, LayerWeights, ModelWeights, PackedWeights, PlainWeights
-from areal_cpu.fused_llama import FusedLlama, NoCache, disagreement
+from areal_cpu.fused_llama import FusedLlama, disagreement
 from areal_cpu.layer_kernels import LayerKernels
 from areal_cpu.paged_attention import WIDEST, Decode, P, Tables
 from areal_cpu.paged_cache import PagedCache
@@ -122,26 +122,17 @@ def test_many_rows_of_a_model_that_is_not_kept_twice_are_computed_layer_by_layer
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, texts = model_of(0, 72, 33, (4, 2), 6, 65), [[1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    expected = stepped(FusedLlama(model), texts)
-    called: list[int] = []
-    right = DecodeStep.__call__
-
-    def counted(self: DecodeStep, ids: Sequence[int], *others: Any) -> Tensor:
-        called.append(len(ids))
-        return right(self, ids, *others)
-
-    monkeypatch.setattr(DecodeStep, "__call__", counted)
-    monkeypatch.setattr(module, "MANY", 2)
-    stepped(FusedLlama(model), texts)
-    assert called == [3]
     n_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    monkeypatch.setattr(module, "MOST_PACKED", n_bytes)
-    stepped(FusedLlama(model), texts)  # just small enough
-    monkeypatch.setattr(module, "MOST_PACKED", n_bytes - 1)
-    larger = FusedLlama(model)
-    for n in (3, 2, 1):
-        torch.testing.assert_close(stepped(larger, texts[:n]), expected[:n], rtol=1e-4, atol=1e-4)
-    assert called == [3, 3, 2, 1]
+    monkeypatch.setattr(module, "MANY", 2)
+    small, found = FusedLlama(model), {}
+    for most in (n_bytes, n_bytes - 1):
+        monkeypatch.setattr(module, "MOST_PACKED", most)
+        forward = FusedLlama(model)
+        with patch.object(DecodeStep, "__call__", autospec=True, side_effect=DecodeStep.__call__) as step:
+            for n in (3, 2, 1):
+                torch.testing.assert_close(stepped(forward, texts[:n]), stepped(small, texts[:n]), rtol=1e-4, atol=1e-4)
+        found[most] = step.call_count
+    assert found == {n_bytes: 6, n_bytes - 1: 5}
 
 
 @pytest.mark.parametrize("is_copied", [True, False])
@@ -238,11 +229,3 @@ def test_a_decode_step_refuses_invalid_tokens_tables_and_positions() -> None:
         ids, tabled, turns, pools = (right | changed).values()
         with pytest.raises(ValueError, match=why):
             step(ids, tabled, turns, turns, pools)
-
-
-def test_a_whole_forward_needs_no_step() -> None:
-    """Own keys and values: nothing is decoded."""
-    model = model_of(1, 16, 8, (4, 2), 6, 64)
-    ids = torch.arange(9)[None]
-    expected = model(input_ids=ids, use_cache=False).logits[0]
-    torch.testing.assert_close(FusedLlama(model)(ids, ids, 9, None, NoCache()), expected, rtol=1e-4, atol=1e-4)

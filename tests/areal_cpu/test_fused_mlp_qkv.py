@@ -44,7 +44,7 @@ def doubled(*tensors: Tensor) -> list[Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @given(
-    n=COUNTS, width=st.sampled_from([5, 16, 49, 64, 72]), heads=st.sampled_from([(1, 1), (4, 2), (5, 5)]),
+    n=COUNTS, width=st.sampled_from([1, 5, 16, 49, 64, 72, 513]), heads=st.sampled_from([(1, 1), (4, 2), (5, 5)]),
     head_width=st.sampled_from([2, 6, 32]), has_bias=st.booleans(), seed=st.integers(0, 9),
 )  # fmt: skip
 def test_projections(
@@ -78,7 +78,7 @@ def test_projections(
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @given(
-    n=COUNTS, width=st.sampled_from([5, 16, 49, 64, 72]), n_attn=st.sampled_from([2, 65]),
+    n=COUNTS, width=st.sampled_from([1, 5, 16, 49, 64, 72, 513]), n_attn=st.sampled_from([2, 65]),
     n_gates=st.sampled_from([1, 24, 70, 128]), seed=st.integers(0, 9),
 )  # fmt: skip
 def test_the_feed_forward(path: str, n: int, width: int, n_attn: int, n_gates: int, seed: int) -> None:
@@ -165,9 +165,13 @@ def angles_of(n: int, width: int = 4, n_heads: int = 3) -> RopeAngles:
     return RopeAngles(torch.ones(n, width), torch.zeros(n, width), n_heads)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
+def test_other_shapes_of_a_projection_are_refused() -> None:
+    right: dict[str, Any] = {
+        "x": torch.ones(5, 8), "weight": torch.ones(16, 8), "scale": torch.ones(8), "bias": torch.ones(16),
+        "angles": angles_of(5),
+    }  # fmt: skip
+    fused_mlp_qkv.qkv_forward(*right.values(), EPSILON)
+    for changed in (
         {"weight": torch.ones(16, 7)},
         {"scale": torch.ones(7)},
         {"bias": torch.ones(15)},
@@ -176,37 +180,27 @@ def angles_of(n: int, width: int = 4, n_heads: int = 3) -> RopeAngles:
         {"angles": angles_of(5, 3)},
         {"angles": angles_of(5, 4, 5)},
         {"x": torch.ones(8, 5).t()},
-    ],
-)
-def test_other_shapes_of_a_projection_are_refused(changed: dict[str, Any]) -> None:
+    ):
+        with pytest.raises(ValueError, match=r"one shape|contiguous float32|heads of even width"):
+            fused_mlp_qkv.qkv_forward(*(right | changed).values(), EPSILON)
+
+
+def test_other_shapes_of_a_feed_forward_are_refused() -> None:
     right: dict[str, Any] = {
-        "x": torch.ones(5, 8), "weight": torch.ones(16, 8), "scale": torch.ones(8), "bias": torch.ones(16),
-        "angles": angles_of(5),
+        "x": torch.ones(5, 8), "attn": torch.ones(5, 6), "epsilon": EPSILON, "scale": torch.ones(8),
+        "out": torch.ones(8, 6), "gate_up": torch.ones(20, 8), "down": torch.ones(8, 10),
     }  # fmt: skip
-    fused_mlp_qkv.qkv_forward(*right.values(), EPSILON)
-    with pytest.raises(ValueError, match=r"one shape|contiguous float32|heads of even width"):
-        fused_mlp_qkv.qkv_forward(*(right | changed).values(), EPSILON)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
+    _, kept = fused_mlp_qkv.mlp_forward(*right.values())
+    for changed in (
         {"attn": torch.ones(4, 6)},
         {"scale": torch.ones(7)},
         {"out": torch.ones(8, 7)},
         {"gate_up": torch.ones(21, 8)},
         {"down": torch.ones(9, 10)},
         {"x": torch.ones(5, 8, dtype=torch.float64)},
-    ],
-)
-def test_other_shapes_of_a_feed_forward_are_refused(changed: dict[str, Any]) -> None:
-    right: dict[str, Any] = {
-        "x": torch.ones(5, 8), "attn": torch.ones(5, 6), "epsilon": EPSILON, "scale": torch.ones(8),
-        "out": torch.ones(8, 6), "gate_up": torch.ones(20, 8), "down": torch.ones(8, 10),
-    }  # fmt: skip
-    _, kept = fused_mlp_qkv.mlp_forward(*right.values())
-    with pytest.raises(ValueError, match=r"one shape|contiguous float32"):
-        fused_mlp_qkv.mlp_forward(*(right | changed).values())
+    ):
+        with pytest.raises(ValueError, match=r"one shape|contiguous float32"):
+            fused_mlp_qkv.mlp_forward(*(right | changed).values())
     rest = [right[name] for name in ("scale", "out", "gate_up", "down")]
     for grad, of_gates in ((torch.ones(4, 8), kept[2]), (torch.ones(5, 8), kept[2][:, :10].contiguous())):
         with pytest.raises(ValueError, match="one shape"):

@@ -95,18 +95,6 @@ def test_packed_attention_and_its_gradients(
     assert torch.equal(kernels.attention_back(grad, qkv, attn, total, where, n_key=n_key, scale=scale), back)
 
 
-@pytest.mark.parametrize("size", [0.01, 1.0, 12.0])
-def test_the_logarithm_of_the_scores_sums(kernels: LayerKernels, size: float) -> None:
-    where = Sequences.of((300, 7), None, None)
-    assert where is not None
-    qkv = size * drawn(307, 3 * 32)
-    _, total = kernels.attention(qkv, where, n_query=1, n_key=1, scale=0.2)
-    query, key, _ = qkv.double().split(32, dim=1)
-    apart = torch.block_diag(torch.ones(300, 300), torch.ones(7, 7)).tril() == 0
-    expected = (0.2 * query @ key.t()).masked_fill(apart, -torch.inf).logsumexp(1, keepdim=True)
-    assert is_near(total, expected, least=1.0)
-
-
 def test_a_long_sequence_and_large_scores(kernels: LayerKernels) -> None:
     where = Sequences.of((700,), None, None)
     assert where is not None
@@ -173,31 +161,6 @@ def test_sequences_beyond_their_rows_are_none() -> None:
             )
 
 
-@given(n=counts, width=counts, onto=st.booleans())
-def test_norms_and_their_gradients(n: int, width: int, onto: bool) -> None:
-    kernels, x, grad = LayerKernels(), 3.0 * drawn(n, width), drawn(n, width, seed=1)
-    there = drawn(n, width, seed=2) if onto else None
-    exact = x.double().requires_grad_()
-    rstd = (exact.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-    (exact * rstd).backward(grad.double())  # type: ignore[no-untyped-call]
-    normed, got_rstd = kernels.norm(x, 1e-5)
-    assert is_near(normed, (exact * rstd).detach())
-    assert is_near(got_rstd, rstd.detach())
-    scale_E = drawn(width, seed=3)
-    torch.testing.assert_close(
-        kernels.normed(x, scale_E, 1e-5).double(),
-        F.rms_norm(x.double(), (width,), scale_E.double(), 1e-5),
-        rtol=4e-6,
-        atol=1e-6,
-    )
-    assert exact.grad is not None
-    expected = exact.grad if there is None else exact.grad + there
-    scale = float((grad * rstd.detach()).abs().max())  # of what is subtracted from each other
-    back = kernels.norm_back(grad, normed, got_rstd, there)
-    assert back is grad
-    assert (back - expected).abs().max() <= NEAR * max(scale, 1.0)
-
-
 @given(n=counts, width=st.sampled_from([1, 15, 16, 17, 70, 512, 513, 1100]), size=st.sampled_from([1.0, 30.0, 300.0]))
 def test_gates_and_their_gradients(n: int, width: int, size: float) -> None:
     kernels, both, grad = LayerKernels(), size * drawn(n, 2 * width), drawn(n, width)
@@ -224,32 +187,6 @@ def test_gates_without_a_number_give_none(kernels: LayerKernels) -> None:
     kernels.gate_back(both, grad)
     assert both[:, [1, 5]].isnan().any(1).all()
     assert both[1:, [0, 2, 3, 4, 6, 7]].isfinite().all()
-
-
-@given(n=counts, heads=grouped, width=widths)
-def test_turns_and_back(n: int, heads: tuple[int, int], width: int) -> None:
-    kernels, n_rope = LayerKernels(), sum(heads)
-    qkv, angles = drawn(n, (n_rope + 1) * width), drawn(n, width // 2).repeat(1, 2)
-    exact = qkv.double().view(n, -1, width)
-    first, second = exact.chunk(2, dim=-1)
-    turned = exact * angles.double().cos()[:, None] + torch.cat([-second, first], -1) * angles.double().sin()[:, None]
-    got, cos, sin = qkv.clone(), angles.cos(), angles.sin()
-    kernels.rope(got, cos, sin, n_heads=n_rope, width=width)
-    assert is_near(got.view(n, -1, width)[:, :n_rope], turned[:, :n_rope])
-    assert torch.equal(got[:, n_rope * width :], qkv[:, n_rope * width :])
-    kernels.rope(got, cos, sin, n_heads=n_rope, width=width, back=True)
-    assert is_near(got, qkv)
-
-
-@given(n=counts, width=counts)
-def test_transposed_and_scaled_back(n: int, width: int) -> None:
-    kernels, x, weight, scale = LayerKernels(), drawn(n, width), drawn(n, width, seed=1), drawn(width)
-    assert torch.equal(kernels.transposed(x), x.t())
-    assert kernels.transposed(x).is_contiguous()
-    by_scale = kernels.scale_back(grad := x.clone(), weight, scale)
-    assert torch.equal(grad, x * scale)
-    size = float((x * weight).abs().sum(0).max())
-    assert (by_scale - (x.double() * weight.double()).sum(0)).abs().max() <= NEAR * size
 
 
 @given(n=counts, words=st.sampled_from([1, 2, 15, 16, 17, 33, 512, 1003]), size=st.sampled_from([0.1, 3.0, 40.0]))

@@ -37,16 +37,11 @@ def test_a_data_file_is_found_next_to_the_config_and_in_the_working_directory(tm
 
 
 def test_answers_that_are_numbers_become_text_and_other_keys_are_copied(tmp_path):
-    write(tmp_path, '{"problem": "half of 7", "solution": 3.5}', '{"problem": 5, "solution": 12}')
+    write(tmp_path, '{"problem": "half\u2028of 7", "solution": 3.5}', '{"problem": 5, "solution": 12}')
     config = config_of(data={"path": "own.jsonl", "question_key": "problem", "answer_key": "solution"})
     rows = load_rows(config, tmp_path)
-    assert [(row["question"], row["answer"]) for row in rows] == [("half of 7", "3.5"), ("5", "12")]
-    assert rows[0]["problem"] == "half of 7"
-
-
-def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
-    write(tmp_path, '{"question": "a\u2028b", "answer": "c"}')
-    assert load_rows(config_of(data={"path": "own.jsonl"}), tmp_path)[0]["question"] == "a\u2028b"
+    assert [(row["question"], row["answer"]) for row in rows] == [("half\u2028of 7", "3.5"), ("5", "12")]
+    assert rows[0]["problem"] == "half\u2028of 7"  # a separator of lines within a text
 
 
 @pytest.mark.parametrize(
@@ -61,10 +56,7 @@ def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
         (['{"question": "q", "answer": {"\\udfff": 1}}'], ["own.jsonl:1", "'answer'", "lone surrogate"]),
         (['{"question": "q", "answer": NaN}'], ["own.jsonl:1", "'answer'", "the number nan"]),
         (['{"question": "q", "answer": -1e999}'], ["own.jsonl:1", "'answer'", "the number -inf"]),
-        (
-            ['{"question": "q", "answer": "a", "demonstration": Infinity}'],
-            ["own.jsonl:1", "'demonstration'", "the number inf"],
-        ),
+        (['{"question": "q", "answer": "a", "demonstration": Infinity}'], ["'demonstration'", "the number inf"]),
         (['{"question": "q", "answer": ' + "[" * 100_000], ["own.jsonl:1", "levels"]),
         (['["q", "a"]'], ["own.jsonl:1", "list"]),
         ([""], ["own.jsonl", "at least one row"]),
@@ -118,53 +110,45 @@ def test_verls_rows_load_with_messages_and_nested_keys(tmp_path):
         "extra_info": {"answer": 3, "a.b": 1},
     }
     write(tmp_path, json.dumps(row))
-    for key, answer in [("reward_model.ground_truth", "2"), ("extra_info.answer", "3")]:
+    for key, answer in [("reward_model.ground_truth", "2"), ("extra_info.answer", "3"), ("extra_info.a.b", "1")]:
         config = config_of(data={"path": "own.jsonl", "question_key": "prompt", "answer_key": key})
         assert load_rows(config, tmp_path) == [row | {"question": "1+1", "answer": answer}]
     write(tmp_path, '{"a.b": "flat first", "a": {"b": "nested"}, "answer": "x"}')
-    assert (
-        load_rows(config_of(data={"path": "own.jsonl", "question_key": "a.b"}), tmp_path)[0]["question"] == "flat first"
-    )
+    (row,) = load_rows(config_of(data={"path": "own.jsonl", "question_key": "a.b"}), tmp_path)
+    assert row["question"] == "flat first"
 
 
 USER = {"role": "user", "content": "q"}
+ANSWER = {"role": "assistant", "content": None}
+NO_PROMPTS: list[tuple[list[object], str]] = [
+    ([], "is an empty list of chat messages"),
+    ([{"role": "user"}], "content of a chat message must be text"),
+    (["hello"], '"role"'),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of the type text"),
+    ([USER, {"role": "assistant", "content": "a"}], "before the assistant's turn"),
+    ([{"role": "system", "content": "q"}], "missing user message"),
+    ([USER, {"role": "assistant"}, USER], ""),
+    ([USER, ANSWER | {"content": 3}, USER], ""),
+    ([USER, ANSWER | {"tool_calls": "add"}, USER], ""),
+    ([USER, ANSWER | {"tool_calls": [{"name": "add"}]}, USER], ""),
+    ([USER, ANSWER | {"content": [{"type": "image_url"}]}, USER], ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("messages", "part"),
-    [
-        ([], "is an empty list of chat messages"),
-        ([{"role": "user"}], "content of a chat message must be text"),
-        (["hello"], '"role"'),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of the type text"),
-        ([USER, {"role": "assistant", "content": "a"}], "before the assistant's turn"),
-        ([{"role": "system", "content": "q"}], "missing user message"),
-        ([USER, {"role": "assistant"}, USER], ""),
-        ([USER, {"role": "assistant", "content": 3}, USER], ""),
-        ([USER, {"role": "assistant", "content": None, "tool_calls": "add"}, USER], ""),
-        ([USER, {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}, USER], ""),
-        ([USER, {"role": "assistant", "content": [{"type": "image_url"}]}, USER], ""),
-    ],
-)
-def test_messages_that_are_no_prompt_or_no_template_can_write_are_refused_with_their_place(tmp_path, messages, part):
-    write(tmp_path, json.dumps({"question": messages, "answer": "a"}))
-    with pytest.raises(ConfigError, match=r"own\.jsonl:1") as caught:
-        check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
-    assert part in str(caught.value)
+def test_messages_that_are_no_prompt_or_no_template_can_write_are_refused_with_their_place(tmp_path):
+    for messages, part in NO_PROMPTS:
+        write(tmp_path, json.dumps({"question": messages, "answer": "a"}))
+        with pytest.raises(ConfigError, match=r"own\.jsonl:1") as caught:
+            check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
+        assert part in str(caught.value), messages
 
 
-@pytest.mark.parametrize("path", ["missing.jsonl", "./missing", "/no/such/file", "a/b/c"])
-def test_a_missing_file_is_named_with_the_places_that_were_tried(tmp_path, path):
-    with pytest.raises(ConfigError, match="was not found as"):
-        check_data(config_of(data={"path": path}), tmp_path)
-
-
-def test_a_folder_and_a_file_that_is_no_text_are_refused(tmp_path):
+def test_a_path_without_a_file_is_named_with_the_places_that_were_tried(tmp_path):
+    for path in ("missing.jsonl", "./missing", "/no/such/file", "a/b/c"):
+        with pytest.raises(ConfigError, match="was not found as"):
+            check_data(config_of(data={"path": path}), tmp_path)
     with pytest.raises(ConfigError, match="is another folder"):
         check_data(config_of(data={"path": "."}), tmp_path)
-    (tmp_path / "own.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="UTF-8"):
-        check_data(config_of(data={"path": "own.jsonl"}), tmp_path)
 
 
 def test_a_hub_id_is_refused_with_the_install_command_without_the_datasets_library(tmp_path, monkeypatch):

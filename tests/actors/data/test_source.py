@@ -85,17 +85,9 @@ def test_a_named_task_fills_in_its_source_and_the_keys_that_all_share(tmp_path: 
     )
     config = load(tmp_path / "c.toml", (), {})
     gsm8k, humaneval = config.data.source
-    assert (gsm8k.path, gsm8k.reward, humaneval.path, humaneval.reward) == (
-        "g.jsonl",
-        "math",
-        "openai/openai_humaneval",
-        "code",
-    )
-    assert (humaneval.split, humaneval.prompt, config.data.of("humaneval").prompt) == (
-        "test",
-        "{question}!",
-        "{question}!",
-    )
+    assert (gsm8k.path, gsm8k.reward) == ("g.jsonl", "math")
+    assert (humaneval.path, humaneval.split, humaneval.reward) == ("openai/openai_humaneval", "test", "code")
+    assert humaneval.prompt == config.data.of("humaneval").prompt == "{question}!"
     assert config.reward.timeout_s == 30.0
     assert [sampling_of(config, one.label).max_new_tokens for one in (gsm8k, humaneval)] == [512, 1024]
     bounded = load(tmp_path / "c.toml", ["gconfig.max_new_tokens=64"], {})

@@ -261,21 +261,6 @@ def test_terms_go_on_where_the_last_head_was_and_a_torn_file_ends_the_job(tmp_pa
     assert "\n" not in str(caught.value)
 
 
-def test_a_durable_write_survives_a_crash_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is synced before it has its name, and the folder after that."""
-    path, fsync = tmp_path / "file", os.fsync
-    synced: list[tuple[str, bool]] = []
-
-    def watched(fd: int) -> None:
-        synced.append((os.readlink(f"/proc/self/fd/{fd}"), path.exists()))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", watched)
-    write_atomic(path, "text")
-    assert synced == [(str(tmp_path / ".file.tmp"), False), (str(tmp_path), True)]
-    assert path.read_text() == "text"
-
-
 @pytest.mark.parametrize("how", ["it is written", "the disk hangs", "the disk does not take it"])
 def test_the_end_of_a_drained_run_names_the_checkpoint_with_a_head_checkpoint(
     tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch, how: str

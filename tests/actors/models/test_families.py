@@ -30,6 +30,7 @@ from actors.learner.link.rendezvous import LearnerRanks
 from actors.learner.model.policy import Policy
 from actors.models.loading import load_model
 from actors.models.packed_row import SequencePiece
+from tests.support.learner_setup import NoTokenizer
 
 V, WINDOW = 31, 8  # 31: padding, end of text, unknown and the characters of the tasks
 SHAPE: dict[str, Any] = {
@@ -75,13 +76,6 @@ def logps(model: Any, ids: list[int], n: int) -> Tensor:
     with torch.no_grad():
         logits = model(torch.tensor([ids]), use_cache=False).logits[0, -n - 1 : -1]
     return logits.log_softmax(-1).gather(-1, torch.tensor(ids[-n:])[:, None])[:, 0]
-
-
-class Words:
-    """Stands where a tokenizer does in an export."""
-
-    def save_pretrained(self, folder: Path) -> None:
-        (folder / "words.json").write_text("{}")
 
 
 @pytest.mark.slow
@@ -142,6 +136,6 @@ def test_packed_and_unpacked_learners_have_equal_log_probs_and_export_the_traine
     again, _ = policy.logprobs(pieces)
     assert float((again - found).detach().abs().max()) > 1e-3
     (tmp_path / "b").mkdir()
-    stage_model("b", policy, copies=False).write(tmp_path, Words())
+    stage_model("b", policy, copies=False).write(tmp_path, NoTokenizer())
     exported = plain(str(tmp_path / "b"))
     assert torch.allclose(again, torch.cat([logps(exported, ids, len(ids) - 1) for ids in texts]), atol=1e-5)

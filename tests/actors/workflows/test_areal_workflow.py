@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from actors.engines.protocol import Completion
-from actors.models.loading import load_tokenizer
-from actors.models.scratch import write_scratch_folder
 from actors.rewards.loading import load_reward
 from actors.runtime import areal_stand_ins as stand_ins
 from actors.workflows.areal_workflow import ArealWorkflow
 from actors.workflows.episode_runner import Asked, Awaited, EpisodeRun
 from actors.workflows.loading import close_workflow, continues, load_workflow
-from areal_bus.config.sections import Config, ScratchConfig
+from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, WorkflowError
+from tests.support.learner_setup import scratch_tokenizer
 
 WORKFLOW = """
 import asyncio
@@ -96,8 +95,7 @@ class Ring:
 
     def __init__(self, folder: Path, made: str, arguments: dict[str, Any], timeout_s: float = 20.0) -> None:
         (folder / "own_areal.py").write_text(WORKFLOW)
-        write_scratch_folder(folder / "scratch", ScratchConfig())
-        self.tokenizer = load_tokenizer(str(folder / "scratch"))
+        self.tokenizer = scratch_tokenizer(folder / "scratch")
         self.woken = threading.Event()
         workflow = {"function": f"own_areal:{made}", "arguments": arguments, "agent": {"timeout_s": timeout_s}}
         config = Config.model_validate({"workflow": workflow, "data": {"chat_template": False}})

@@ -1,5 +1,6 @@
 """Workflows: prompts, the default one, the user's own, and how an episode is driven."""
 
+import types
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,6 @@ from tokenizers.processors import TemplateProcessing
 from actors.data.loading import complete_row
 from actors.endpoint.conversation import Conversation
 from actors.engines.protocol import Completion
-from actors.models.loading import load_tokenizer
-from actors.models.scratch import write_scratch_folder
 from actors.workflows.chat import Chat
 from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import continues, load_workflow
@@ -18,9 +17,10 @@ from actors.workflows.prompts import Question, chat, fill, full_text, prompt_ids
 from actors.workflows.protocol import Ask, Episode, Row
 from actors.workflows.single_turn import SingleTurn
 from areal_bus.config.rollout import GenerationConfig
-from areal_bus.config.sections import Config, ModelConfig, ScratchConfig
+from areal_bus.config.sections import Config, ModelConfig
 from areal_bus.config.validation import check
 from areal_bus.errors import ConfigError, PromptTooLong, WorkflowError
+from tests.support.learner_setup import scratch_tokenizer
 
 SMOLLM2 = (  # SmolLM2's template: a system message of its own unless the first message is one
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -47,8 +47,7 @@ def asked(text: str) -> Question:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Any:
-    write_scratch_folder(tmp_path, ScratchConfig())
-    return load_tokenizer(str(tmp_path))
+    return scratch_tokenizer(tmp_path)
 
 
 def config(**data: Any) -> Config:
@@ -59,9 +58,7 @@ def completion(ids: list[int], *, version: int = 0, finish: str = "stop") -> Com
     return Completion(("", 0, 0, 0, 0), ids, [-0.5] * len(ids), [[version, len(ids)]], finish)
 
 
-def test_an_end_that_the_tokenizer_puts_behind_every_text_is_no_part_of_a_prompt(tmp_path: Path) -> None:
-    write_scratch_folder(tmp_path, ScratchConfig())
-    tokenizer = load_tokenizer(str(tmp_path))
+def test_an_end_that_the_tokenizer_puts_behind_every_text_is_no_part_of_a_prompt(tokenizer: Any) -> None:
     plain = prompt_ids(asked("abc"), config().data, tokenizer)
     end = tokenizer.eos_token_id
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -234,30 +231,22 @@ class Broken:
             await ask([3, 4])
             await ask([3, 5, 6])
         if row["how"] == "sleeps":
-            await Sleep()
+            await nap()
         if row["how"] == "returns":
             return "text"  # type: ignore[return-value]
         return Episode(text="")
 
 
-class Sleep:
-    def __await__(self) -> Any:
-        yield "a nap"
+@types.coroutine
+def nap() -> Any:
+    yield "a nap"
 
 
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ("forgets", "differ at token 1"),
-        ("sleeps", "may await ask"),
-        ("returns", "must return an Episode"),
-        ("asks nothing", "at least one token"),
-    ],
-)
-def test_a_workflow_that_breaks_a_rule_is_refused_with_that_rule(tokenizer: Any, how: str, why: str) -> None:
-    run = EpisodeRun(Broken(config()), {"how": how}, tokenizer)
-    with pytest.raises(WorkflowError, match=why):
-        drive(run)
+def test_a_workflow_that_breaks_a_rule_is_refused_with_that_rule(tokenizer: Any) -> None:
+    rules = {"forgets": "differ at token 1", "sleeps": "may await ask", "returns": "must return an Episode"}
+    for how, why in {**rules, "asks nothing": "at least one token"}.items():
+        with pytest.raises(WorkflowError, match=why):
+            drive(EpisodeRun(Broken(config()), {"how": how}, tokenizer))
 
 
 class WithFields:
@@ -287,10 +276,10 @@ UNFIT: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "why"), UNFIT)
-def test_fields_that_do_not_fit_the_tokens_are_refused(tokenizer: Any, fields: Any, why: str) -> None:
-    with pytest.raises(WorkflowError, match=why):
-        drive(EpisodeRun(WithFields(fields), {}, tokenizer))
+def test_fields_that_do_not_fit_the_tokens_are_refused(tokenizer: Any) -> None:
+    for fields, why in UNFIT:
+        with pytest.raises(WorkflowError, match=why):
+            drive(EpisodeRun(WithFields(fields), {}, tokenizer))
 
 
 def drive(run: EpisodeRun) -> None:
@@ -363,20 +352,13 @@ def test_the_rows_of_a_source_have_its_own_workflow(
             check(wrong)
 
 
-class Counting:
-    """A tokenizer that keeps the texts it was asked for."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.asked: list[str] = []
-
-    def __call__(self, text: str, **more: Any) -> Any:
-        self.asked.append(text)
-        return self._tokenizer(text, **more)
-
-
 def test_the_prompt_of_a_group_is_made_tokens_once_and_each_sample_has_its_own(tokenizer: Any) -> None:
-    counting = Counting(tokenizer)
+    texts: list[str] = []
+
+    def counting(text: str, **more: Any) -> Any:
+        texts.append(text)
+        return tokenizer(text, **more)
+
     workflow = SingleTurn(config(prompt="{question} >"))
     for question in ("ab", "ab", "abc", "ab"):
         run = EpisodeRun(workflow, {"question": question}, counting)
@@ -385,4 +367,4 @@ def test_the_prompt_of_a_group_is_made_tokens_once_and_each_sample_has_its_own(t
         assert tokenizer.decode(asked.ids) == f"{question} >"
         run.ids.append(7)
         asked.ids.append(7)  # no other sample's matter
-    assert counting.asked == ["ab >", "abc >", "ab >"]
+    assert texts == ["ab >", "abc >", "ab >"]
