@@ -1,6 +1,7 @@
 """The built-in agents: a second try after a wrong answer, and calls of functions."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,9 @@ from actors.runtime import user_code
 from actors.runtime.user_code import add_user_folder
 from actors.workflows.loading import check_workflow
 from areal_bus.config.loader import resolve
-from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from areal_bus.messages import MAX_PARTS
-from tests.actors.endpoint.test_http_server import TOOLS
-from tests.support.talking import LETTERS, talking
+from tests.support.talking import agent_config, talking
 from tools.offline.synchronous_reference import check_loop
 
 MINE = '''
@@ -53,17 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def settings(function: str, *, agent: dict[str, Any] | None = None, **arguments: Any) -> Config:
-    tree = {
-        "model": {"scratch": {"characters": LETTERS, "hidden_size": 32, "layers": 1, "heads": 4}},
-        "data": {"task": "sums", "prompt": "{question}=", "chat_template": False},
-        "workflow": {
-            "function": function,
-            "arguments": arguments,
-            "agent": {"chat_template": TOOLS, "workers": 1, **(agent or {})},
-        },
-    }
-    return resolve(tree, "mine.toml", (), {})
+settings = partial(agent_config, data={"task": "sums", "prompt": "{question}=", "chat_template": False})
 
 
 def test_a_wrong_answer_is_answered_and_a_later_one_is_worth_less(folder: Path) -> None:

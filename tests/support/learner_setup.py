@@ -308,6 +308,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "nadam": {"optimizer": f"{__name__}:nadam"},
     "running rewards": {"reward_scaling": "running", "advantage": "rloo"},
     "running returns": {"reward_scaling": "running", "advantage": "gae"},
+    "schedule": {"lr": 1e-2, "lr_schedule": "cosine", "lr_warmup_steps": 3, "ppo_n_minibatches": 2},
     "sgd": {"optimizer": "sgd", "weight_decay": 0.1},
 }  # [actor], and `warmup_updates` of [critic]
 
@@ -315,7 +316,8 @@ RESUMED: dict[str, dict[str, Any]] = {
 def resumed_config(kind: str, dtype: str = "float32") -> Config:
     actor = {"lr": 1e-3, "ppo_epochs": 2, **RESUMED[kind]}
     critic = {"eps_clip": 0.1, "warmup_updates": actor.pop("warmup_updates", 0)} if "critic" in kind else {}
-    return settings(model={"scratch": {}, "dtype": dtype}, actor=actor, critic=critic)
+    model, run = {"scratch": {}, "dtype": dtype}, {"total_train_steps": 6}
+    return settings(model=model, actor=actor, critic=critic, run=run)
 
 
 class Own(torch.optim.Optimizer):

@@ -11,18 +11,34 @@ from actors.models.scratch import write_scratch_folder
 from actors.workflows.episode_runner import Asked, EpisodeRun
 from actors.workflows.loading import close_workflow, load_workflow
 from actors.workflows.protocol import Workflow
+from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config, ScratchConfig
 from tests.support.polling import wait_until
 
 WAIT_S = 300.0  # an environment of verifiers imports much, on a loaded machine
 LETTERS = "".join(map(chr, range(32, 127)))
+TOOLS = (
+    "{% for t in tools or [] %}{{ 'tool ' + t['function']['name'] + ';' }}{% endfor %}{% for m in messages %}"
+    "{{ m['role'] + '>' + m['content'] }}{% for c in m['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + c['function'] | tojson + '</tool_call>' }}{% endfor %}{{ '<eos>' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant>{% endif %}"
+)  # a template with tools
+SHAPE: dict[str, Any] = {"characters": LETTERS, "hidden_size": 32, "layers": 1, "heads": 4}
+
+
+def agent_config(function: str, *, data: Any = None, agent: dict[str, Any] | None = None, **arguments: Any) -> Config:
+    """Of a conversation `workflow.function` with these `workflow.arguments`, in one worker process."""
+    workflow = {"function": function, "arguments": arguments}
+    workflow["agent"] = {"chat_template": TOOLS, "workers": 1, **(agent or {})}
+    tree = {"model": {"scratch": SHAPE}, "workflow": workflow} | ({} if data is None else {"data": data})
+    return resolve(tree, "mine.toml", (), {})
 
 
 class Talk:
     """Conversations of one environment; the completions are written here."""
 
     def __init__(self, folder: Path, workflow: Workflow) -> None:
-        write_scratch_folder(folder / "model", ScratchConfig(characters=LETTERS, hidden_size=32, layers=1, heads=4))
+        write_scratch_folder(folder / "model", ScratchConfig(**SHAPE))
         self.tokenizer = load_tokenizer(str(folder / "model"))
         self._workflow = workflow
         self.run: EpisodeRun

@@ -26,7 +26,7 @@ from areal_bus.wire import codec
 from tests.actors.endpoint.endpoint_agents import post
 from tests.actors.endpoint.stage import WAIT_S, MakeStage, batch_of, returned
 from tests.support.polling import is_alive, wait_until
-from tests.support.talking import talking
+from tests.support.talking import TOOLS, talking
 
 
 def test_a_conversation_becomes_one_trajectory_of_exact_tokens_and_versions(stage: MakeStage, tmp_path: Path) -> None:
@@ -408,14 +408,6 @@ def test_an_agent_whose_code_ends_its_process_does_not_load(stage: MakeStage, mo
     monkeypatch.setenv("AREAL_BUS_TEST_DIES", "1")
     with pytest.raises(ConfigError, match="must load: it ended by signal SIGKILL"):
         check_workflow(s.config)
-
-
-TOOLS = (
-    "{% for t in tools or [] %}{{ 'tool ' + t['function']['name'] + ';' }}{% endfor %}{% for m in messages %}"
-    "{{ m['role'] + '>' + m['content'] }}{% for c in m['tool_calls'] or [] %}"
-    "{{ '<tool_call>' + c['function'] | tojson + '</tool_call>' }}{% endfor %}{{ '<eos>' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant>{% endif %}"
-)
 
 
 @pytest.mark.parametrize("agent", ["uses_tools", "by_client"])

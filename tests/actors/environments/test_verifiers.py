@@ -16,11 +16,9 @@ from actors.rewards.loading import load_reward
 from actors.runtime import user_code
 from actors.runtime.user_code import add_user_folder
 from areal_bus.config.loader import load as load_config
-from areal_bus.config.loader import resolve
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, WorkflowError
-from tests.actors.endpoint.test_http_server import TOOLS
-from tests.support.talking import LETTERS, talking
+from tests.support.talking import agent_config, talking
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 needs_package = pytest.mark.skipif(
@@ -117,15 +115,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(name: str, *, agent: dict[str, Any] | None = None, **arguments: Any) -> Config:
-    tree = {
-        "model": {"scratch": {"characters": LETTERS, "hidden_size": 32, "layers": 1, "heads": 4}},
-        "workflow": {
-            "function": f"verifiers:{name}",
-            "arguments": arguments,
-            "agent": {"chat_template": TOOLS, "workers": 1, **(agent or {})},
-        },
-    }
-    return resolve(tree, "mine.toml", (), {})
+    return agent_config(f"verifiers:{name}", agent=agent, **arguments)
 
 
 def row_of(question: str, answer: str, **more: Any) -> dict[str, Any]:
@@ -298,7 +288,6 @@ def test_an_environment_that_cannot_be_used_is_a_sentence(folder: Path) -> None:
 GROUPS = """
 import json, sys
 from actors.rewards.loading import all_options, load_group
-from areal_bus.config.loader import resolve
 for rewards in ("right shares", "right raises too_few of_a_group"):
     tree = json.loads(sys.argv[2])
     tree["workflow"]["arguments"]["rewards"] = rewards

@@ -51,16 +51,11 @@ def test_three_batches_without_a_signal_are_a_warning_with_answers_to_read_and_o
     assert "'an answer of step 3'" in last.text
 
 
-def test_a_run_too_short_for_a_streak_warns_at_the_end() -> None:
+def test_a_run_warns_at_its_end_unless_it_has_found_a_signal() -> None:
     those = alerts()
     those.keep(kept(0, 1, reward=1.0))
-    assert steps(those, 2, zero_advantage_share=1.0) == [[], []]
+    assert steps(those, 2, zero_advantage_share=1.0) == [[], []]  # too short for a streak
     assert [alert.level for alert in those.end()] == ["warning"]
-
-
-def test_a_run_that_has_found_its_signal_ends_without_a_warning() -> None:
-    those = alerts()
-    steps(those, 2, zero_advantage_share=1.0)
     assert steps(those, 10) == [[]] * 10
     assert those.end() == []
     assert (those.n_batches, those.n_without_signal) == (12, 2)

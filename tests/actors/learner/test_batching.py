@@ -38,11 +38,6 @@ def test_a_batch_is_in_group_and_sample_order() -> None:
     assert batch.groups == [0, 1, 2]
 
 
-def test_behaviour_log_probs_come_bit_for_bit() -> None:
-    (built,) = batch_of([shard_item(logps=[-0.1, -1 / 3, -7.25, -1e-8])]).items
-    assert torch.equal(built.behav_K, torch.tensor([-0.1, -1 / 3, -7.25, -1e-8]))
-
-
 def test_a_group_is_whole_by_the_stage_of_its_prompt() -> None:
     shard = [replace(item, born=int(item.group == 2)) for item in random_shard(1) if item.group < 2 or item.sample < 3]
     batch = build(shard, step=0, clock=0, n_groups=3, eta=1, n_samples=lambda born, source: (4, 3)[born])

@@ -18,6 +18,8 @@ from areal_cpu import loss as kernels
 from areal_cpu.build import library
 from tests.actors.learner.algorithms.test_losses import tokens as drawn
 
+pytestmark = pytest.mark.usefixtures("as_kernels_run")
+
 EPS = 0.2
 NAN, INF = math.nan, math.inf
 
@@ -103,7 +105,6 @@ def stepped(seed: int, n: int, nasty: list[float]) -> list[Tensor]:
 
 
 @needs_library
-@pytest.mark.usefixtures("as_kernels_run")
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(0, 40) | st.integers(250, 260) | st.integers(500, 530),
@@ -125,7 +126,6 @@ def test_the_c_loss_equals_the_torch_loss_for_random_tokens(
         alike(by_c, told(*(x.double() for x in tokens), eps_clip=eps_clip, cap=cap), within=1e-6)
 
 
-@pytest.mark.usefixtures("as_kernels_run")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", [0, 7, 255, 256, 299])
 @pytest.mark.parametrize("which", range(4))
@@ -139,7 +139,6 @@ def test_nan_in_one_token_is_seen_in_the_loss_and_in_that_tokens_gradient(way: W
     assert found.spread.isnan().tolist() == [which != 3] * 2
 
 
-@pytest.mark.usefixtures("as_kernels_run")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("d", "weight", "kl"),
@@ -164,7 +163,6 @@ def test_distant_log_probs_overflow_as_exp_does(way: Way, d: float, weight: floa
 
 
 @needs_library
-@pytest.mark.usefixtures("as_kernels_run")
 @pytest.mark.parametrize("sign", [1, -1])
 def test_c_keeps_k3_however_close_the_log_probs_are(sign: int) -> None:
     for power in range(60):
@@ -175,7 +173,6 @@ def test_c_keeps_k3_however_close_the_log_probs_are(sign: int) -> None:
         assert float(gap(prox, torch.zeros(9)).kl) == pytest.approx(9 * float(k3), rel=near), power
 
 
-@pytest.mark.usefixtures("as_kernels_run")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("prox", [60.0, -60.0])
 def test_an_importance_is_1_though_its_two_factors_are_far_from_it(way: Way, prox: float) -> None:
@@ -184,7 +181,6 @@ def test_an_importance_is_1_though_its_two_factors_are_far_from_it(way: Way, pro
     assert found.spread.tolist() == pytest.approx([9.0, 9.0], rel=1e-6)
 
 
-@pytest.mark.usefixtures("as_kernels_run")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_branch_that_ties_is_free(way: Way) -> None:
     same = torch.full((300,), -1.0)
@@ -198,7 +194,6 @@ def test_a_branch_that_ties_is_free(way: Way) -> None:
 
 
 @needs_library
-@pytest.mark.usefixtures("as_kernels_run")
 def test_inputs_that_the_c_loss_does_not_support_use_torch() -> None:
     tokens = stepped(2, 400, [])
     strided = [x[::2] for x in tokens]
@@ -216,7 +211,6 @@ def test_inputs_that_the_c_loss_does_not_support_use_torch() -> None:
         kernels.weight_sums(tokens[0].double())
 
 
-@pytest.mark.usefixtures("as_kernels_run")
 @pytest.mark.parametrize("way", WAYS)
 @given(n=st.integers(1, 700), weight=st.floats(2**-9, 2**9, width=32))
 def test_the_effective_share_is_never_above_1(way: Way, n: int, weight: float) -> None:

@@ -21,6 +21,7 @@ from actors.learner.update.ppo import PPOActor
 from actors.models.loading import load_model
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
+from areal_bus.weights.snapshot import digest_of
 from tests.support.learner_setup import (
     RESUMED,
     begun_at,
@@ -217,10 +218,8 @@ def test_a_checkpoint_of_one_file_still_loads_and_goes_on_bit_for_bit(tmp_path: 
     first = tiny_actor(tmp_path / "a", config)
     train(first, range(2))
     folder = write_whole(first, tmp_path)
-    drawn = torch.rand(3)
     second = tiny_actor(tmp_path / "b", config, model=load_model(str(folder / "model"), "float32", "cpu"))
     resume(second, folder)
-    assert torch.equal(torch.rand(3), drawn)
     for actor in (first, second):
         train(actor, range(2, 4))
     torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
@@ -228,17 +227,30 @@ def test_a_checkpoint_of_one_file_still_loads_and_goes_on_bit_for_bit(tmp_path: 
     assert load_model(str(tmp_path / "exact"), "float32", "cpu") is not None
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [*((kind, "float32") for kind in RESUMED), ("lora", "bfloat16")])
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path, kind: str, dtype: str) -> None:
-    """Also with dropout, which draws what it would have drawn, and before an optimizer has any state."""
+KINDS = [(kind, "float32", False) for kind in RESUMED]
+KINDS += [("lora", "bfloat16", False), ("schedule", "float32", True), ("schedule", "bfloat16", True)]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "tied"), KINDS)
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path, kind: str, dtype: str, tied: bool) -> None:
+    """Also with dropout, which draws what it would have drawn, and before an optimizer has any state. What is exported
+    is what is pushed.
+    """
     config = resumed_config(kind, dtype)
-    whole = tiny_actor(tmp_path / "whole", config)
+    whole = tiny_actor(tmp_path / "whole", config, model=tiny_model(tied=tied))
     train(whole, range(3))
     folder = save_actor(whole, tmp_path / "kept")
+    pushed, drawn = weights(whole.policy), torch.rand(3)
     rest = train(whole, range(3, 5))
     again = begun_at(tmp_path / "again", config, folder)
+    assert torch.equal(torch.rand(3), drawn)
+    resume(again, folder)
     assert train(again, range(3, 5)) == rest
     check_equal_states(whole, again)
+    if kind == "schedule":
+        exported: Any = AutoModelForCausalLM.from_pretrained(folder / "model")
+        rounded = {name: value.to(whole.policy.dtype) for name, value in pushed.items()}
+        assert digest_of(dict(exported.named_parameters())) == digest_of(rounded)
 
 
 def test_a_checkpoint_of_a_newer_release_is_refused_with_a_way_out(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from actors.learner.checkpoint import checkpoint
 from actors.learner.checkpoint.checkpoint import PendingCheckpoint
@@ -26,7 +25,6 @@ from areal_bus.core.parts.head_checkpoint import HeadCheckpoint
 from areal_bus.errors import CheckpointError
 from areal_bus.storage import head_checkpoints, versioned_dirs
 from areal_bus.storage.run_files import TERM_FILE, write_rollback
-from areal_bus.weights.snapshot import digest_of, take_snapshot
 from tests.support.learner_setup import scratch_tokenizer, settings, tiny_actor, tiny_model, train, weights
 
 
@@ -255,40 +253,6 @@ def test_checkpoints_of_a_discarded_timeline_are_removed_before_a_term_begins(tm
     assert keeper.choose() == StartPoint(10, str(disk.folder(10)))
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000010"]
     assert len(notes(actor)) == 4
-
-
-def digest(actor: PPOActor) -> str:
-    snapshot = take_snapshot(0, actor.policy.parameters(), bucket_bytes=1 << 20, dtype=actor.policy.dtype)
-    return snapshot.digest
-
-
-@pytest.mark.parametrize(("dtype", "tied"), [("float32", False), ("float32", True), ("bfloat16", True)])
-def test_a_restored_learner_makes_the_same_bits_as_one_that_never_stopped(
-    tmp_path: Path, dtype: str, tied: bool
-) -> None:
-    actor = {"lr": 1e-2, "lr_schedule": "cosine", "lr_warmup_steps": 3, "ppo_n_minibatches": 2}
-    run = {"run": {"total_train_steps": 6}, "checkpoint": {"every_steps": 2}}
-    config = settings(model={"scratch": {}, "dtype": dtype}, actor=actor, **run)
-    first = tiny_actor(tmp_path / "first", config, model=tiny_model(tied=tied))
-    train(first, range(2))
-    keeper = keeper_of(tmp_path, first, config)
-    keeper.keep(first, scratch_tokenizer(tmp_path / "scratch"))
-    keeper.settle()
-    head_checkpoints.save(head_checkpoints.path_of(tmp_path / "frontiers", 2), HeadCheckpoint(2))
-    kept, drawn = digest(first), torch.rand(3)
-
-    keeper = keeper_of(tmp_path, first, config)
-    beginning = keeper.choose()
-    exported: Any = AutoModelForCausalLM.from_pretrained(f"{beginning.folder}/model")
-    assert digest_of(dict(exported.named_parameters())) == kept
-    second = tiny_actor(tmp_path / "second", config, model=exported.float())
-    keeper.restore(second, beginning)
-    assert second.version == 2
-    assert digest(second) == kept
-    assert torch.equal(torch.rand(3), drawn)
-    assert notes(first)[-1] == f"begins at version 2 from checkpoint {beginning.folder}"
-    assert train(second, range(2, 6)) == train(first, range(2, 6))
-    assert digest(second) == digest(first) != kept
 
 
 @contextmanager

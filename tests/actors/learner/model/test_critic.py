@@ -16,7 +16,6 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import CheckpointError
 from tests.support.learner_setup import (
     batch_of,
-    prepared,
     random_shard,
     save,
     settings,
@@ -53,14 +52,6 @@ def test_gae_is_the_discounted_sum_of_td_errors(
     advantages, returns = generalized_advantages(rewards, values, after, discount=discount, lam=lam)
     assert advantages.tolist() == pytest.approx(expected, abs=1e-9)
     assert torch.allclose(returns, advantages + values)
-
-
-def test_a_critic_of_zeros_gives_the_reward_to_every_token(tmp_path: Path) -> None:
-    batch = prepared(tiny_actor(tmp_path, config_of()), random_shard(1))
-    for i, item in enumerate(batch.items):
-        assert batch.advantages_of(i).tolist() == pytest.approx([item.reward] * item.n_trained)
-        assert batch.streams["old_values"][i].tolist() == [0.0] * item.n_trained
-    assert batch.computed.all(), "also groups whose rewards are equal"
 
 
 def test_values_of_masked_tokens_bootstrap_and_are_no_targets(tmp_path: Path) -> None:
