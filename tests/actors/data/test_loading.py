@@ -110,7 +110,7 @@ def test_verls_rows_load_with_messages_and_nested_keys(tmp_path):
         "extra_info": {"answer": 3, "a.b": 1},
     }
     write(tmp_path, json.dumps(row))
-    for key, answer in [("reward_model.ground_truth", "2"), ("extra_info.answer", "3"), ("extra_info.a.b", "1")]:
+    for key, answer in [("reward_model.ground_truth", "2"), ("extra_info.answer", "3")]:
         config = config_of(data={"path": "own.jsonl", "question_key": "prompt", "answer_key": key})
         assert load_rows(config, tmp_path) == [row | {"question": "1+1", "answer": answer}]
     write(tmp_path, '{"a.b": "flat first", "a": {"b": "nested"}, "answer": "x"}')
