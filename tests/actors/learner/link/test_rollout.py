@@ -165,23 +165,20 @@ def test_after_the_end_a_new_head_is_sent_the_completed_state(crew: Crew) -> Non
 
 
 @CROWDS
-def test_after_the_end_a_head_that_has_another_batch_sends_all_ranks_back(crew: Crew) -> None:
-    come_to_the_end(crew)
+@pytest.mark.parametrize(
+    ("drained", "said"), [(False, "this run had ended at 0"), (True, "continues from the checkpoint on disk")]
+)
+def test_after_the_end_a_head_with_another_batch_and_a_drained_run_send_all_ranks_back(
+    crew: Crew, drained: bool, said: str
+) -> None:
+    come_to_the_end(crew, drained=drained)
     crew.is_joined(1)
     outliving = crew.start(lambda rank: rank.rollout.report_end_again())
-    crew.asked(0, 1)
-    crew.tell(*crew.share(0, seed=1))
+    if not drained:
+        crew.asked(0, 1)
+        crew.tell(*crew.share(0, seed=1))
     for back in outliving:
-        with pytest.raises(Restart, match="this run had ended at 0"):
-            back.result(WAIT_S)
-
-
-@CROWDS
-def test_a_drained_run_continues_from_its_checkpoint(crew: Crew) -> None:
-    come_to_the_end(crew, drained=True)
-    crew.is_joined(1)
-    for back in crew.start(lambda rank: rank.rollout.report_end_again()):
-        with pytest.raises(Restart, match="continues from the checkpoint on disk"):
+        with pytest.raises(Restart, match=said):
             back.result(WAIT_S)
     crew.is_quiet()
 
