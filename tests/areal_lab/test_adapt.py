@@ -55,12 +55,6 @@ def test_a_change_loses_no_sample_and_costs_its_time() -> None:
     assert moved.gate.in_training + moved.gate.live <= moved.gate.limit
 
 
-def test_a_split_without_a_generator_is_refused() -> None:
-    load = draw(2, n_updates=30)
-    with pytest.raises(ValueError, match="a learner and a generator"):
-        AdaptiveRing(load, learners=3).change(load.n_ranks)
-
-
 @pytest.mark.slow
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--workloads", "1", "--first", "2", "--json"]) == 0

@@ -19,7 +19,7 @@ from areal_bus.transport.bus import Bus
 from areal_lab.loops.exact_lag import ExactLagLoop
 from areal_lab.settings import load
 from areal_lab.sweep import __main__ as sweep
-from areal_lab.sweep import border, report
+from areal_lab.sweep import border
 from areal_lab.sweep.comparison import summaries
 from areal_lab.sweep.plan import Job, jobs_of, read_sweep, with_seeds
 from areal_lab.sweep.results import Result, ResultFile, area
@@ -241,14 +241,6 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path: Path, capsys: pyt
     assert "1 done, 16 to do, 1 failed and run again" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("option", [["--seeds", "0"], ["--cores", "-1"], ["--cores", "two"], ["--report", "--dry-run"]])
-def test_a_wrong_option_is_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        sweep.main([str(BASE.with_name("lag.toml")), *option])
-    assert caught.value.code == 2
-    assert f"error: argument {option[-2] if option[0] != '--report' else '--dry-run'}:" in capsys.readouterr().err
-
-
 def test_the_time_left_follows_from_the_jobs_of_each_kind() -> None:
     progress = SweepProgress(8, n_cores=4)
     assert progress.left_s([1] * 8, []) is None
@@ -315,18 +307,6 @@ def test_a_ring_is_a_job_too(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert result.score is not None
 
 
-def test_two_axes_with_the_same_last_part_have_columns_of_their_own(tmp_path: Path) -> None:
-    cell = {"rollout.exact_lag": "4", "actor.lr": "1e-4", "critic.lr": "1e-3"}
-    results = [Result("d", cell | {"actor.lr": lr}, 1, score=0.5) for lr in ("1e-4", "2e-4")]
-    found = summaries(results, {})
-    report.write_csv(tmp_path / "runs.csv", results)
-    names = ["exact_lag", "actor.lr", "critic.lr"]
-    assert (tmp_path / "runs.csv").read_text().split(",")[:3] == names
-    assert report.rows(found)[0][:3] == names
-    assert list(report.lines_of(found, "rollout.exact_lag")) == ["actor.lr 1e-4", "actor.lr 2e-4"]
-    assert report.short_names(["actor.lr", "rollout.exact_lag"]) == {"actor.lr": "lr", "rollout.exact_lag": "exact_lag"}
-
-
 @given(st.sampled_from(border.XS[150:330]), st.sampled_from(border.POWERS))
 def test_the_border_of_scores_that_follow_it_is_found(x: float, power: float) -> None:
     true = border.Fit(x, power, 0.0)
@@ -346,18 +326,6 @@ def test_the_border_of_the_published_table_is_that_of_one_task() -> None:
     found = border.fit(border.shares(scores, [1, 2, 3, 4, 5]))
     assert found.x == pytest.approx(1.57e-3, rel=0.01)  # docs/tolerance.md
     assert found.error < 0.05
-
-
-def test_border_names_files_and_filters_that_it_cannot_read(tmp_path: Path) -> None:
-    table = ROOT / "docs" / "tolerance" / "runs.csv"
-    with pytest.raises(ConfigError, match="there is no "):
-        border.read_scores(tmp_path / "gone.csv", "rloo-naive")
-    with pytest.raises(ConfigError, match="has no run of algorithm = rloo-naive, task = none"):
-        border.read_scores(table, "rloo-naive", {"task": "none"})
-    for text in ("task", "=reverse"):
-        with pytest.raises(ConfigError, match="--where must be COLUMN=VALUE"):
-            border.chosen(["family=llama", text])
-    assert border.chosen(["task=reverse", "family=a=b"]) == {"task": "reverse", "family": "a=b"}
 
 
 @pytest.mark.slow

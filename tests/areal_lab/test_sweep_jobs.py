@@ -56,15 +56,6 @@ def test_the_fork_server_imports_the_modules_of_the_sweeps_task() -> None:
     assert modules_of(job(data__task="reasoning-gym:spell_backward").load()) == ["actors.rewards.functions.reasoning"]
 
 
-@pytest.mark.parametrize(
-    ("code", "name"),
-    [(-9, "killed by SIGKILL"), (143, "killed by SIGTERM"), (2, "exit code 2"), (255, "exit code 255")],
-)
-def test_the_end_of_a_job_has_the_name_of_its_signal(code: int, name: str) -> None:
-    """As a child of the sweep (-N), and as a fork that a child waits for (128 + N)."""
-    assert named(code) == name
-
-
 def processes(sweep: int) -> dict[int, str]:
     """Process id -> name: of the server, of what waits for its jobs, and of the jobs that this sweep has started."""
     found = {}

@@ -74,15 +74,6 @@ def test_a_run_repeats_bit_for_bit_and_its_tokens_have_the_versions_of_their_tim
     assert all(a < b for of_sample in spans for (a, _), (b, _) in pairwise(of_sample))
 
 
-def test_a_dropped_row_is_issued_again(tmp_path: Path) -> None:
-    heavy = {"virtual_time__token_s": 0.2, "virtual_time__tail": "pareto", "virtual_time__exponent": 1.1}
-    eta = {"rollout__max_head_offpolicyness": 1, "virtual_time__seconds": 20}
-    steps = train(tmp_path, VirtualTimeLoop, rollout__staleness_policy="drop", **heavy, **eta)
-    assert sum(step.stats["n_dropped"] for step in steps) > 0
-    assert all(step.stats["n_tokens_masked"] == 0 for step in steps)
-    assert all(step.stats.get("lag_max", 0) <= 1 for step in steps)
-
-
 class CountingWorker:
     """A worker without a model: lengths by uid and version."""
 

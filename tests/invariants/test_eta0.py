@@ -37,13 +37,6 @@ def test_the_ring_of_two_generators_and_the_plain_loop_are_the_same_bits(tmp_pat
     )
 
 
-@pytest.mark.soak
-def test_the_ring_of_one_generator_and_the_plain_loop_are_the_same_bits(tmp_path: Path) -> None:
-    likeness = eta0.compare(eta0.ring(tmp_path, 1), eta0.reference(tmp_path, 1), n_generators=1)
-    assert likeness.difference is None
-    assert likeness.n_same == eta0.STEPS
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

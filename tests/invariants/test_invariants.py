@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from areal_bus.core.events import Event
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.disk import Disk
@@ -45,6 +46,7 @@ class Slice:
             for policy in StalenessPolicy:
                 for seed in range(N_SCHEDULES):
                     ring = Ring(draw(seed, policy) if seed % 20 else torn(seed, policy))
+                    ring.records = []
                     self._add(seed, policy, ring, ring.run())
 
     def _add(self, seed: int, policy: StalenessPolicy, ring: Ring, outcome: ScheduleOutcome) -> None:
@@ -56,6 +58,13 @@ class Slice:
         self.met["life of the head"] += ring.head.state.incarnation
         self.met["masked token"] += ring.witness.n_masked
         self.met += ring.n_faults
+        self.met["continued sample"] += sum(one.n_continued for one in ring.witness.generators.values())
+        for _, line in ring.records or ():
+            self.met["life of a learner after its head's"] += line.event is Event.TERM and line.fields["lives_on"]
+            self.met["return from a copy"] += line.event is Event.TERM and "restored" in line.fields
+            self.met["change of the split"] += line.event is Event.SPLIT and line.fields["why"] == "change"
+            self.met["short group"] += line.event is Event.READY and "missing" in line.fields
+            self.met["compared group"] += line.event is Event.COMPARED
         self.reasons += Counter({str(reason): n for reason, n in ring.head.state.ledger.refunds.items()})
 
     @property
@@ -125,6 +134,7 @@ def test_the_schedules_exercise_masks_drops_refusals_deaths_and_terms(schedules:
     assert not schedules.violations
     assert schedules.met["masked token"] > 100
     assert schedules.reasons["too_old"] > 10
+    assert schedules.reasons["no_signal"] > 100
     assert schedules.reasons["sampling_error"] > 30
     assert schedules.reasons["end_of_data"] > 30
     assert min(schedules.reasons["reward_error"], schedules.reasons["reward_timeout"]) > 100
@@ -133,6 +143,8 @@ def test_the_schedules_exercise_masks_drops_refusals_deaths_and_terms(schedules:
     assert met["term"] > 2 * sum(met[f"crash of {role}"] for role in ("learner", "head")) > 100
     assert met["life of the head"] > 50
     assert min(schedules.n_undone[policy] for policy in StalenessPolicy) > 5
+    assert min(met["continued sample"], met["life of a learner after its head's"], met["return from a copy"]) > 20
+    assert min(met["change of the split"], met["short group"], met["compared group"]) > 50
     assert met["kill of head"] > 10  # the whole job
     assert met["drain of head"] > 30
     assert met["torn checkpoint"] > 5

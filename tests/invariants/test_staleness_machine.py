@@ -10,6 +10,7 @@ from areal_bus.core.parts.ledger import Ledger, LedgerEntry, PromptState
 from areal_bus.core.parts.staleness import StalenessPolicy, runs_under
 from areal_bus.errors import GateShut, ImpossibleEvent
 from areal_bus.messages import Refund, Scored
+from tests.areal_bus.core.test_head import scored
 
 CHOICE = st.integers(0, 99)
 
@@ -37,12 +38,7 @@ class Machine(RuleBasedStateMachine):
         return found[choice % len(found)] if found else None
 
     def scored(self, entry: LedgerEntry, sample: int, attempt: int | None = None) -> Scored:
-        version = max(entry.born, self.gate.v)
-        return Scored(
-            status="value", reward=0.0, correct=None, error="", score_s=0.0, uid=entry.uid, sample=sample,
-            attempt=entry.attempt if attempt is None else attempt, evaluation="", generator="g", finish="stop",
-            segments=[[1, 1]], spans=[[version, 1]], seconds=0.0, term=0, ids=b"", logps=b"", prompt_text="", text="",
-        )  # fmt: skip
+        return scored(entry.uid, sample, entry.attempt if attempt is None else attempt, max(entry.born, self.gate.v))
 
     @rule(choice=CHOICE)
     def admit(self, choice: int) -> None:
@@ -121,12 +117,12 @@ class Machine(RuleBasedStateMachine):
             assert entry.scored.keys() | entry.failed.keys() == set(range(self.n_samples))  # I8
             assert not entry.scored.keys() & entry.failed.keys()
             assert len(entry.scored) >= (2 if entry.failed else self.n_samples)
-            for sample, scored in entry.scored.items():
+            for sample, verdict in entry.scored.items():
                 assert (entry.uid, sample) not in self.trained  # I4
                 self.trained.add((entry.uid, sample))
-                runs = runs_under(self.policy, scored.spans, clock, gate.eta)  # I2: raises where nothing may be older
+                runs = runs_under(self.policy, verdict.spans, clock, gate.eta)  # I2: raises where nothing may be older
                 lags = [
-                    clock - version for (version, _), (_, trained) in zip(scored.spans, runs, strict=True) if trained
+                    clock - version for (version, _), (_, trained) in zip(verdict.spans, runs, strict=True) if trained
                 ]
                 assert self.policy is StalenessPolicy.PAPER or all(lag <= gate.eta for lag in lags)
             if self.policy in (StalenessPolicy.HOLD, StalenessPolicy.DROP):

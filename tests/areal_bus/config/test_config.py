@@ -151,6 +151,9 @@ REFUSED = [  # options, apart by blanks; what the sentence says
     ("profile.actor=learner-0.0 profile.steps=[3,10]", "of steps 0 to 9: [3, 10]"),
     ("profile.actor=learner-1.0 profile.steps=[3,4]", "learner-1.0 is none of its 1 learners"),
     ('watch.off=["length"]', "watch.off"),
+    ("watchdog.stall_s=30 watchdog.act_s=20", "watchdog.act_s (20) must follow the first warning: set it to "),
+    ("rollout.staleness_policy=wait", "rollout.staleness_policy"),
+    ("rollout.max_head_offpolicyness=-1", "at least 0 and at most 1024: it is -1"),
     ("actor.lora.target_modules={q=0}", "a whole number, at least 1 or a list of a whole number, at least 1 and a"),
     ("actor.lora.use_dora=true", "here it is actor.lora.variant"),
     # generation
@@ -532,13 +535,6 @@ def test_generation_settings_become_controls_and_print_as_toml(tmp_path: Path) -
     printed = write(tmp_path, as_toml(config), "again.toml")
     assert load(printed, [], {}) == config
     assert Config.model_validate_json(config.model_dump_json()) == config
-
-
-def test_by_default_a_failed_score_refunds_its_group(tmp_path: Path) -> None:
-    reward = load(write(tmp_path, SMALL), [], {}).reward
-    assert (reward.on_timeout, reward.on_error, reward.partial_groups) == ("refund", "refund", False)
-    changed = load(write(tmp_path, SMALL), ["reward.on_error=-1", "evaluate.temperature=0"], {})
-    assert (changed.reward.on_error, changed.evaluate.temperature) == (-1.0, 0.0)
 
 
 def test_an_actor_that_another_split_has_may_be_recorded(tmp_path: Path) -> None:

@@ -104,14 +104,6 @@ def test_each_removed_key_has_a_reason_that_ends_a_sentence(key: str) -> None:
     assert reason[-1] not in ".; "
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "3", '{"learner": 3}', '{"learner": {"helprs": 3}}', '{"topology": {"adapt": 1}}']
-)
-def test_saved_settings_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="validation error"):
-        saved(text)
-
-
 def test_a_run_of_an_older_version_is_resumed_with_its_own_settings(tmp_path: Path) -> None:
     config = load(write(tmp_path, SMALL), (), {})
     tree = config.model_dump(mode="json") | {"virtual_time": {"seconds": None, "token_s": 0.05}}

@@ -9,8 +9,7 @@ import pytest
 
 from actors.head.stall_monitor import StallMonitor
 from areal_bus import messages as m
-from areal_bus.config.sections import Config, WatchdogConfig
-from areal_bus.config.validation import check
+from areal_bus.config.sections import WatchdogConfig
 from areal_bus.core.diagnosis import ProgressTracker, StallVerdict, Wait, verdict
 from areal_bus.core.effects import Effect, Progress, Send
 from areal_bus.core.evaluation import EvaluationSet
@@ -19,7 +18,6 @@ from areal_bus.core.head import Head
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.rules import HeadRules
 from areal_bus.core.state import HeadState
-from areal_bus.errors import ConfigError
 from areal_bus.messages import Role
 from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Fault, Numbers, Scenario
@@ -169,14 +167,6 @@ def test_a_ring_of_eta_0_waits_for_no_generator_that_is_left_out_of_its_shares()
     assert bench.first().on == ("reward-0",)
 
 
-def test_a_ready_learner_that_has_not_begun_is_waited_for() -> None:
-    bench = Bench().join(*ROLES).wait(6)
-    waiting = "; generator-0, generator-1 waits for a push of version 0 (none is in flight)"
-    assert bench.verdict().sentence.endswith(waiting)
-    assert set(bench.first().on) == {G0, G1}
-    assert bench.verdict().waits[1].on == (LEARNER,)
-
-
 EVALUATING: dict[str, Any] = {"evaluate_before": True, "evaluation_sets": (EvaluationSet("", 1, ("{}",) * 6),)}
 BUSY = (G0, G1)
 
@@ -207,14 +197,17 @@ def held_up() -> Bench:
          "; generator-1 stands still for 31 s (samples 4)", (G1,), (G1,)),
         (lambda: asked().sample_all(score=False).note(REWARD, "scores 4").wait(40, working=BUSY),
          "learner-0 waits for 4 trajectories of step 0 (4 samples at the rewards since 40 s)", (REWARD,), (REWARD,)),
-        (lambda: asked().silence(G0, G1).wait(10), "queued since", (G0, G1), (G0, G1)),
-        (lambda: asked().silence(G0, G1).wait(10), "(generator-0 is dead, generator-1 is dead)", (G0, G1), (G0, G1)),
-        (lambda: asked().silence(G0, G1).wait(10), "generator-0 dead, silent for 10 s", (G0, G1), (G0, G1)),
+        (lambda: asked().silence(G0, G1).wait(10),
+         "queued since|(generator-0 is dead, generator-1 is dead)|generator-0 dead, silent for 10 s", (G0, G1),
+         (G0, G1)),
         (lambda: two_trained().wait(5),
          "(2 prompts not admitted: the gate is shut, 0 live + 4 in training of 4)", (), ()),
-        (lambda: held_up().wait(7), "learner-0 waits for prompt 0, which must be in batch 1 (", (G0,), ()),
-        (lambda: held_up().wait(7), ", 1 ready)", (G0,), ()),
+        (lambda: held_up().wait(7), "learner-0 waits for prompt 0, which must be in batch 1 (|, 1 ready)", (G0,), ()),
+        (lambda: Bench(**EVALUATING).assemble().sample(G0, score=False).sample(G1, keep=1).wait(5, working=(G1,)),
+         "evaluation 'before' waits for |at generator-1|at the rewards", (G1, REWARD), ()),
         # the learner
+        (lambda: Bench().join(*ROLES).wait(6),
+         "; generator-0, generator-1 waits for a push of version 0 (none is in flight)", (LEARNER,), ()),
         (lambda: asked().sample_all().note(LEARNER, "trains step 0").wait(20, working=BUSY),
          "version 1 waits for learner-0 (learner-0 trains step 0)", (LEARNER,), ()),
         (lambda: asked().sample_all().note(LEARNER, "trains step 0").wait(40, working=BUSY),
@@ -238,18 +231,9 @@ def test_a_wait_has_a_sentence_names_its_members_and_who_is_to_blame(
     bench: Callable[[], Bench], text: str, on: tuple[str, ...] | None, culprits: tuple[str, ...]
 ) -> None:
     found = bench().verdict()
-    assert text in found.sentence
+    assert all(part in found.sentence for part in text.split("|")), found.sentence
     assert on is None or on in [wait.on for wait in found.waits]
     assert found.culprits[: len(culprits)] == culprits
-
-
-def test_an_evaluation_names_where_its_problems_are() -> None:
-    found = Bench(**EVALUATING).assemble().sample(G0, score=False).sample(G1, keep=1).wait(5, working=(G1,)).verdict()
-    first = found.sentence.partition(";")[0]
-    assert first.startswith("evaluation 'before' waits for ")
-    assert "at generator-1" in first
-    assert "at the rewards" in first
-    assert found.waits[0].on == (G1, REWARD)
 
 
 def test_at_the_end_of_the_data_only_trajectories_of_open_prompts_are_awaited() -> None:
@@ -423,13 +407,6 @@ def test_a_member_that_stands_still_is_named_though_the_others_move() -> None:
         ("member", G1, 40),
     ]
     assert bench.said[0] == "generator-1 has made no progress for 21 s and holds 4 samples (samples 4)"
-
-
-def test_an_action_before_the_first_word_is_refused() -> None:
-    base = {"model": {"path": "m"}, "data": {"task": "sums"}}
-    check(Config(**base, watchdog={"stall_s": 30, "act_s": 30}))
-    with pytest.raises(ConfigError, match=r"watchdog\.act_s \(20\) must follow the first warning: set it to .* \(30\)"):
-        check(Config(**base, watchdog={"stall_s": 30, "act_s": 20}))
 
 
 def test_waits_are_journalled_when_they_change_and_now_and_then() -> None:

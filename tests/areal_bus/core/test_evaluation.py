@@ -2,17 +2,18 @@
 
 import math
 import statistics
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_bus import messages as m
 from areal_bus.core import evaluation as metrics
 from areal_bus.core import evaluation as plan
 from areal_bus.core.evaluation import Evaluation, Evaluations, EvaluationSet
 from areal_bus.errors import ImpossibleEvent, LateEvent
+from tests.areal_bus.core.test_head import scored
 
 SETS = (EvaluationSet("", 2, ("{}",)), EvaluationSet("aime", 4, ("{}",)))
 
@@ -61,20 +62,10 @@ def test_a_set_has_the_history_of_its_own_evaluations_in_training() -> None:
     }
     assert plan.history("", "reward", figures) == [(4, 1.0), (9, 2.0)]
     assert plan.history("aime", "reward", figures) == [(5, 3.0)]
-
-
-def test_the_best_counts_evaluations_before_and_after_training() -> None:
-    figures: dict[str, dict[str, str | int | float | None]] = {
-        "before": {"version": 0, "reward": 0.2},
-        "step-4": {"version": 4, "reward": 0.85},
-        "step-8": {"version": 8, "reward": 0.8},
-        "after": {"version": 8, "reward": 0.9},
-        "after:aime": {"version": 8, "reward": 1.0},
-    }
+    figures |= {"after": {"version": 9, "reward": 8.0}, "after:aime": {"version": 9, "reward": 10.0}}
     found = plan.history("", "reward", figures, with_ends=True)
-    assert found == [(0, 0.2), (4, 0.85), (8, 0.9)]
-    assert plan.best(found) == (8, 0.9)
-    assert plan.history("", "reward", figures) == [(4, 0.85), (8, 0.8)]  # patience counts these
+    assert found == [(0, 9.0), (4, 1.0), (9, 8.0)]  # the best counts these, patience those above
+    assert plan.best(found) == (0, 9.0)
 
 
 ROWS = st.lists(st.lists(st.booleans(), max_size=7), max_size=6)
@@ -150,10 +141,8 @@ def test_completed_accuracy_counts_right_answers_that_a_stop_ended() -> None:
         for uid in range(128):
             evaluation.lease(uid, "generator-0.0", 0.0)
             finish = "stop" if uid < n_ended else "length"
-            evaluation.deliver(
-                m.Scored("value", 1.0, uid < n_right, "", 0.0, uid, 0, 0, "before", "generator-0.0", finish, [[1, 1]],
-                         [[0, 1]], 0.0, 0, bytes(8), bytes(4), "", "")
-            )  # fmt: skip
+            verdict = scored(uid, 0)
+            evaluation.deliver(replace(verdict, correct=uid < n_right, evaluation="before", finish=finish))
         found = evaluation.figures()
         return found["accuracy"], found["completed_accuracy"]  # type: ignore[return-value]
 

@@ -133,15 +133,6 @@ def test_a_run_stops_early_when_its_metric_does_not_improve(eta: int) -> None:
     assert len(ring.witness.samples_trained) == gate.u * 2 * 2
 
 
-@pytest.mark.parametrize("kind", ["crash", "cut"])
-def test_problems_of_a_lost_generator_are_evaluated_by_another(kind: str) -> None:
-    for seed in range(6):
-        faults = tuple(Fault(kind, Role.GENERATOR, i, 20.0 + 9 * i + 3 * seed, 60.0) for i in (0, 1))
-        sizes = {"n_problems": 6, "evaluate_every": 1, "n_generators": 3, "eta": 2}
-        ring = finish(ring_of(seed=seed, faults=faults, calm_s=120.0, **sizes))
-        assert all(len(e.scored) + len(e.failed) >= len(e.rows) for e in ring.head.state.results.values())
-
-
 def test_a_killed_job_that_is_resumed_evaluates_no_version_twice() -> None:
     for seed in range(8):
         faults = (Fault("kill", Role.HEAD, 0, 25.0 + 4 * seed, 5.0), Fault("crash", Role.HEAD, 0, 70.0 + seed, 2.0))
@@ -171,8 +162,7 @@ def test_rows_dropped_too_old_are_issued_again_at_most_three_times() -> None:
     assert refunds
     assert all(line["again"] == (issues[line["uid"]] < 3) for line in refunds)
     assert all(line["n_scored"] == 2 and line["n_tokens_dropped"] > 0 and line["age"] > 1 for line in refunds)
-    assert set(issues.values()) >= {0, 1}
-    assert max(issues.values()) <= 3
+    assert {0, 1} <= set(issues.values()) <= {0, 1, 2, 3}
 
 
 # single events, with a clock that stands still
@@ -298,35 +288,6 @@ def test_a_generator_that_sampled_alone_has_all_its_room_on_reconnect() -> None:
     assert (member.standing, member.load, member.room) == ("stale", 0, member.capacity)
 
 
-def test_a_reward_that_reconnects_is_listed_again() -> None:
-    ring = ring_of(faults=(Fault("stop", Role.REWARD, 0, 10.0, 60.0),), calm_s=80.0)
-    finish(ring)
-    assert ["heard again" in str(line["why"]) for line in lines(ring, Event.MEMBER)].count(True) == 1
-
-
-def test_a_lost_lease_goes_only_to_a_generator_that_holds_its_born_version() -> None:
-    """Two generators while version 1 is on its way: one has it, dies, and the other one is still behind."""
-    head, _ = head_with(n_generators=2, batch_size=1, n_samples=1, eta=3)
-    head.on("learner-0.0", m.BatchRequest(0), 0.0)
-    assert head.state.phase == "training"
-    head.on("reward-0.0", scored(0, 0), 0.0)
-    head.on("learner-0.0", m.UpdateDone(1, {}, "digest 1"), 0.0)
-    push_done(head, "generator-0.0", 1)
-    for uid in (1, 2):  # two credits are back: the first goes to generator 1, the second to generator 0
-        head.on("reward-0.0", replace(scored(uid, 0), status="error"), 0.0)
-    born = {entry.uid: entry.born for entry in head.state.ledger.live() if entry.holder == "generator-0.0"}
-    ahead = [uid for uid, version in born.items() if version == 1]
-    assert ahead
-    effects = head.on("generator-0.1", m.Join("generator-0.1", "generator", 0, 1, "", 1, ""), 0.0)
-    lost = {entry.uid for entry in head.state.ledger.live() if entry.state == "queued"}
-    assert lost == set(ahead)
-    leased = {message.uid for to, message in sent(effects, m.Prompt) if to == "generator-1.0"}  # type: ignore[union-attr]
-    assert leased
-    assert not leased & lost
-    effects = push_done(head, "generator-1.0", 1)
-    assert lost <= {message.uid for _, message in sent(effects, m.Prompt)}  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("version", [-1, 5])
 def test_a_sample_of_an_impossible_version_ends_its_group(version: int) -> None:
     head, _ = head_with()
@@ -381,7 +342,9 @@ def evaluated() -> Head:
     problems = [message for _, message in sent(effects, m.Prompt) if message.evaluation]  # type: ignore[union-attr]
     assert {problem.evaluation for problem in problems} == {"before"}  # type: ignore[union-attr]
     for sample in (0, 1):
-        head.on("reward-0.0", replace(scored(0, sample), evaluation="before"), 1.0)
+        effects = head.on("reward-0.0", replace(scored(0, sample), evaluation="before"), 1.0)
+    (saved,) = [effect.checkpoint for effect in effects if isinstance(effect, Save)]
+    assert (saved.version, saved.results["before"]["n"]) == (0, 2)
     assert str(head.state.phase) == "training"
     return head
 
@@ -410,26 +373,11 @@ def test_a_head_that_comes_back_at_version_0_does_not_evaluate_again() -> None:
     assert head.state.evaluations.open is None
 
 
-def test_figures_of_the_evaluation_before_are_saved_when_it_is_over() -> None:
-    head, _ = head_with(n_problems=1)
-    effects: list[Effect] = []
-    for sample in (0, 1):
-        effects += head.on("reward-0.0", replace(scored(0, sample), evaluation="before"), 1.0)
-    (frontier,) = [effect.checkpoint for effect in effects if isinstance(effect, Save)]
-    assert frontier.version == 0
-    assert frontier.results["before"]["n"] == 2
-
-
 def test_a_resumed_run_drained_before_any_join_reports_its_version() -> None:
     frontiers = {**START, 4: HeadCheckpoint(4, next_uid=8, position=8, results={"before": BEFORE})}
     head = Head(HeadState(scenario().rules, Numbers(None), incarnation=1, term=1, checkpoints=frontiers), now=0.0)
     assert end_of(head.drain(1.0)) == End(0, "drained at version 4")
     assert (head.state.version, head.state.figures) == (4, {"before": BEFORE})
-
-
-def test_a_run_drained_before_its_first_step_reports_it() -> None:
-    head = Head(HeadState(scenario().rules, Numbers(None)), now=0.0)
-    assert end_of(head.drain(1.0)) == End(0, "drained before the first step")
 
 
 class ChangedRow(Numbers):

@@ -1,11 +1,7 @@
-"""A learner that outlives its head: what the next head takes from it, and each rule of that left out once.
+"""A learner that outlives its head: what the next head takes from it.
 
 `tests/actors/learner/link/test_rollout.py` has the same for the learner's own side.
 """
-
-import random
-from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -14,26 +10,18 @@ from areal_bus.core.effects import Effect, End, Mark, Send
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint
-from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.state import HeadState
 from areal_bus.messages import Role
-from areal_lab.staleness.simulator.disk import Disk
-from areal_lab.staleness.simulator.ring import Ring
-from areal_lab.staleness.simulator.scenario import Fault, Numbers, Scenario, ScenarioLengths, Tail
+from areal_lab.staleness.simulator.scenario import Numbers
 from tests.areal_bus.core.parts.test_terms import (
-    GENERATOR,
     LEARNER,
-    REWARD,
     hold,
     saved,
     say,
     score,
-    train_one,
     trained_head,
 )
-from tests.areal_bus.core.test_head import end_of, head_with, joined, push_done, records, refused, scenario, sent
-
-N_SCHEDULES = 60
+from tests.areal_bus.core.test_head import end_of, head_with, joined, records, refused, scenario, sent
 
 
 def marks(effects: list[Effect]) -> list[HeadSavepoint]:
@@ -105,13 +93,6 @@ def test_an_unknown_learner_goes_back_to_its_checkpoint(what: str) -> None:
     assert records(back, Event.TERM)[0]["version"] == 0
 
 
-def test_a_new_learner_without_a_head_checkpoint_ends_the_job() -> None:
-    before, effects = trained_head(checkpoint_every=0)
-    head = next_head(before, marks(effects))
-    end = end_of(joined(head, "learner-0.1") + say(head, "learner-0.1", m.BeginTerm(1, "digest 1", 1)))
-    assert end == End(1, "missing head checkpoint of version 1, at which learner-0.1 begins")
-
-
 def test_messages_addressed_to_an_earlier_head_are_refused() -> None:
     before, effects = trained_head(checkpoint_every=0)
     head = next_head(before, marks(effects))
@@ -127,19 +108,6 @@ def test_a_version_gets_a_head_checkpoint_when_it_is_due_or_has_a_checkpoint_on_
     """One that was written by time may not be due, and the head that was told of it is gone."""
     before, effects = trained_head(checkpoint_every=every)
     assert [one.version for one in saved(go_on(next_head(before, marks(effects)), 1, sealed=sealed))] == expected
-
-
-def test_only_checkpoints_that_the_learner_has_make_room_for_older_ones() -> None:
-    """Frontier 2 is on disk and its checkpoint is not: frontier 1 stays, whatever comes."""
-    before, effects = trained_head(checkpoint_every=1)
-    (first,) = saved(effects)
-    effects += say(before, LEARNER, m.Checkpointed(1, "")) + hold(before, 1) + train_one(before, 1, 1)
-    second = saved(effects)[-1]
-    head = next_head(before, marks(effects)[-2:], first, second)
-    go_on(head, 2, sealed=[1])
-    head.state.terms.hand_out()
-    assert head.state.terms.updated() == [0]
-    assert sorted(head.state.terms.checkpoints) == [1, 2]
 
 
 def test_a_head_waits_for_the_step_of_a_learner_that_lives_however_long() -> None:
@@ -172,75 +140,6 @@ def test_a_learner_that_joins_twice_on_its_way_from_head_to_head_is_one() -> Non
     assert head.state.terms.begun_by == LEARNER
 
 
-# whole rings, with each rule left out
-
-
-def schedule(seed: int) -> Scenario:
-    """Heads that die one after the other; one to three learner ranks, of which one may die, too."""
-    rng = random.Random(f"outliving {seed}")
-    faults = [Fault("crash", Role.HEAD, 0, rng.uniform(10, 160), rng.choice((0.05, 0.5, 5.0))) for _ in range(8)]
-    if rng.random() < 0.4:
-        faults.append(Fault("crash", Role.LEARNER, 0, rng.uniform(25, 110), 1.0))
-    return Scenario(
-        seed=seed, policy=tuple(StalenessPolicy)[seed % 4], batch_size=rng.choice((1, 2)), eta=rng.choice((0, 1, 2)),
-        n_samples=2, total_steps=12, n_learners=rng.choice((1, 2, 3)), faults=tuple(faults), calm_s=170.0,
-        lengths=ScenarioLengths(Tail.LOG_NORMAL, 6.0, 1.0, 100), update_s=rng.choice((0.5, 5.0)), push_s=0.5,
-        score_s=1.0, link_s=rng.choice((0.2, 1.0)), checkpoint_every=rng.choice((0, 2)), checkpoint_s=0.1,
-        frontier_s=0.1, tick_s=6.0, heartbeat_s=8.0, silent_s=25.0, report_tokens=rng.choice((0, 1)),
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_heads_die_and_the_learners_version_never_goes_back_for_it() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(N_SCHEDULES):
-        ring = Ring(schedule(seed))
-        ring.records = []
-        outcome = ring.run()
-        assert not outcome.violations, (seed, outcome.violations[0])
-        terms = [record.fields for _, record in ring.records if record.event is Event.TERM]
-        updates = [record.fields["version"] for _, record in ring.records if record.event is Event.UPDATE]
-        seen["lives on"] += sum(bool(line["lives_on"]) for line in terms)
-        seen["unheard"] += sum(line["lives_on"] and line["version"] not in updates for line in terms)
-        if not ring.n_faults["crash of learner"]:
-            versions = [line["version"] for line in terms]
-            assert versions == sorted(versions), seed
-            assert len(updates) == len(set(updates)), seed
-    assert seen["lives on"] > 2 * N_SCHEDULES, seen
-    assert seen["unheard"] > 5, seen
-
-
-def test_a_failed_savepoint_costs_only_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Disk, "mark", lambda self, waypoint, fails=False: None)
-    for seed in range(20):
-        ring = Ring(schedule(seed))
-        outcome = ring.run()
-        assert not outcome.violations, (seed, outcome.violations[0])
-
-
-def test_a_crew_of_which_one_died_unseen_goes_back_together() -> None:
-    """I11: the others would wait for it for ever."""
-    for seed in range(30):
-        assert not unseen(seed).violations, seed
-
-
-def unseen(seed: int) -> Any:
-    """A rank dies while no head is there."""
-    rng = random.Random(f"unseen {seed}")
-    at_s = rng.uniform(20, 60)
-    faults = (
-        Fault("crash", Role.HEAD, 0, at_s, 20.0),
-        Fault("crash", Role.LEARNER, 0, at_s + rng.uniform(0, 19), rng.choice((1.0, 25.0))),
-        Fault("crash", Role.HEAD, 0, at_s + 20.0 + rng.uniform(0, 20), 1.0),
-    )
-    plan = Scenario(
-        seed=seed, policy=StalenessPolicy.MASK, batch_size=1, eta=1, n_samples=2, total_steps=10, n_learners=2,
-        update_s=rng.choice((0.5, 5.0)), link_s=rng.choice((0.2, 1.0)), faults=faults, calm_s=130.0, tick_s=6.0,
-        heartbeat_s=8.0, silent_s=25.0,
-    )  # fmt: skip
-    return Ring(plan).run()
-
-
 # a job that drains, and whose head dies
 
 
@@ -264,20 +163,6 @@ def test_it_does_not_wait_for_ever_nor_where_nothing_can_be_lost() -> None:
     head.drain(0.1)
     assert end_of(head.tick(before.state.rules.assemble_s + 1.0)) == End(0, "drained before the first step")
     assert end_of(next_head(before, marks(effects)[:1]).drain(0.1)) == End(0, "drained before the first step")
-
-
-def test_all_ranks_are_sent_the_same_end_of_run() -> None:
-    rules = scenario(batch_size=1, eta=2, n_samples=2, n_learners=2, total_steps=5).rules
-    head = Head(HeadState(rules, Numbers(0)), now=0.0)
-    joined(head, REWARD, GENERATOR, LEARNER, "learner-1.0")
-    say(head, LEARNER, m.BeginTerm(0, "digest 0"))
-    push_done(head, LEARNER, 0)
-    push_done(head, GENERATOR, 0)
-    effects = say(head, LEARNER, m.BatchRequest(0)) + head.drain(0.1) + say(head, "learner-1.0", m.BatchRequest(0))
-    assert sorted((to, answer.drained) for to, answer in sent(effects, m.NoBatch)) == [
-        (LEARNER, True),
-        ("learner-1.0", True),
-    ]
 
 
 def test_the_largest_lag_is_carried_from_head_to_head() -> None:

@@ -1,4 +1,3 @@
-import gc
 import json
 import os
 import re
@@ -48,15 +47,6 @@ def test_every_line_has_its_writer_and_a_gapless_sequence_number(tmp_path: Path)
     assert lines[0]["schema"] == journal.SCHEMA
     assert lines[0]["pid"] == os.getpid()
     assert lines[1]["text"] == 'a "quoted" line\nand another'
-
-
-def test_a_journal_that_is_dropped_leaves_no_descriptor(tmp_path: Path) -> None:
-    gc.collect()  # what other tests have dropped
-    before = len(os.listdir("/proc/self/fd"))
-    for index in range(10):
-        Journal(tmp_path, role="generator", index=index, incarnation=0).write(Event.NOTE, text="dropped without an end")
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_labels_sum_to_the_wall_time(tmp_path: Path, clock: Clock) -> None:

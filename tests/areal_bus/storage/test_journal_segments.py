@@ -4,13 +4,10 @@ import errno
 import gzip
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -22,15 +19,9 @@ from areal_bus.storage import journal_segments
 from areal_bus.storage.journal import Journal
 from areal_bus.storage.journal_segments import FileSizes, SegmentedFile, newest, raw_lines, segment, tail
 from launch.run.runs import largest_incarnation
-from tools.audit.audit import audit, figures, judge
-from tools.breakdown.incarnations import read_all
-from tools.breakdown.steps import read_steps, summary
 from tools.follow import JournalFollower
-from tools.report.facts.run_facts import read_facts
 from tools.run import Run
 from tools.run_status import Process, process_of
-from tools.timeline import __main__ as timeline
-from tools.why import make_report
 
 ROOT = Path(__file__).parents[3]
 WRITER = """
@@ -166,36 +157,3 @@ def test_a_journal_names_its_process_when_its_first_file_is_compressed(tmp_path:
     assert [line["seq"] for line in Run(tmp_path).events()] == list(range(23))
     assert largest_incarnation([tmp_path / "journal"]) == 2
     assert json.loads(tail(book.path, 1 << 16).splitlines()[-1])["event"] == "end"
-
-
-@pytest.mark.parametrize("detail_bytes", [0, 1 << 20])
-def test_every_tool_finds_the_same_in_a_run_with_many_files(tmp_path: Path, detail_bytes: int) -> None:
-    """The kept journals of a job, written anew in files of 4 KiB. Without times of spans the timeline differs."""
-    with tarfile.open(ROOT / "docs" / "profiling" / "push-bound.tar.gz") as kept:
-        kept.extractall(tmp_path, filter="data")
-    one, many = (Run(folder / "push-bound") for folder in (tmp_path, tmp_path / "many"))
-    shutil.copytree(one.folder, many.folder)
-    for path in one.journals():
-        (copy := many.folder / "journal" / path.name).unlink()
-        file = SegmentedFile(copy, FileSizes(4096, detail_bytes))
-        for line in path.read_bytes().splitlines():
-            file.append(line)
-        file.close()
-    assert len(list((many.folder / "journal").glob("*.gz"))) > 20
-    audits = [audit(found) for found in (one, many)]
-    assert judge(audits[0]) == judge(audits[1])
-    assert figures(audits[0]) == figures(audits[1])
-    assert [asdict(actor) for actor in read_all(one)] == [asdict(actor) for actor in read_all(many)]
-    assert summary(read_steps(one)) == summary(read_steps(many))
-    reports = [make_report(found, 2e9) for found in (one, many)]
-    assert reports[0].actors == reports[1].actors
-    assert [line["seq"] for line in one.events()] == [line["seq"] for line in many.events()]
-    assert read_facts(one, "run", 2e9).curves == read_facts(many, "run", 2e9).curves
-    if detail_bytes:
-        assert traced(one) == traced(many)
-
-
-def traced(where: Run) -> object:
-    assert timeline.main([str(where.folder)]) == 0
-    with gzip.open(where.folder / "trace.json.gz", "rt") as file:
-        return json.load(file)["traceEvents"]

@@ -169,29 +169,6 @@ def test_a_full_inbox_stops_reading_and_loses_nothing(opened: Opened) -> None:
     assert got == [*[trajectory(400_000)] * 100, Stop("last")]
 
 
-def test_an_inbox_that_fills_up_while_it_is_read_logs_a_warning() -> None:
-    """Who found it full reads on when it hears of it, and only then."""
-
-    class Raced(ReceiveQueue):
-        n_more = 0  # bytes that the bus counts as others are consumed
-
-        @property
-        def n_consumed(self) -> int:
-            return self._n_consumed
-
-        @n_consumed.setter
-        def n_consumed(self, n: int) -> None:
-            if self.n_more:
-                self.count([received(self.n_more)])
-            self._n_consumed = n
-
-    inbox = Raced(100)
-    inbox.count([received(90)])
-    inbox.n_more = 20
-    assert inbox.consume(received(30))
-    assert not inbox.is_full
-
-
 def received(n_bytes: int, sender: str = "generator-0.0") -> Received:
     return sender, Stop("for example"), n_bytes
 
@@ -217,16 +194,6 @@ def test_a_wake_up_ends_a_wait_and_is_kept_for_the_take_that_would_wait() -> Non
     assert inbox.take(0) is None
 
 
-def test_a_message_of_another_job_is_refused_and_counted(opened: Opened) -> None:
-    head = opened("head")
-    opened("g", head, job="another job").send("head", ack(1))
-    friend = opened("friend", head)
-    while not head.refused:
-        friend.send("head", ack(1))
-        assert next_of(head) == ("friend", ack(1))
-    assert head.refused == {("g", "job"): 1}
-
-
 def test_messages_taken_and_refused_are_freed_without_the_collector(opened: Opened) -> None:
     """Heads and rewards let it look seldom: nothing that came in may wait for it."""
     head = opened("head")
@@ -245,13 +212,6 @@ def test_messages_taken_and_refused_are_freed_without_the_collector(opened: Open
     finally:
         gc.enable()
     assert n_cycles < 100
-
-
-def test_a_message_to_an_unknown_peer_is_counted(opened: Opened) -> None:
-    head = opened("head")
-    head.send("nobody", ack(1))
-    head.close()
-    assert head.send_queues.undelivered == {"nobody": 1}
 
 
 def test_a_port_in_use_is_refused_with_the_key_to_change() -> None:

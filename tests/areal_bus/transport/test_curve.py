@@ -12,7 +12,7 @@ from areal_bus.config.sections import BusConfig, TopologyConfig
 from areal_bus.errors import ConfigError, WireError
 from areal_bus.messages import Role, Stop
 from areal_bus.transport.bus import Bus
-from areal_bus.transport.curve import KeyPair, Keyring, identity_of, new_pair
+from areal_bus.transport.curve import KeyPair, Keyring, new_pair
 from areal_bus.transport.listener import GONE
 from launch.plan.network import HostFacts, peer_keys, uses_curve
 from launch.plan.topology import ActorId, plan
@@ -111,11 +111,6 @@ def test_a_context_carries_its_keys_and_prints_no_secret() -> None:
     assert keys is not None
     assert keys.own == FIRST
     assert keys.key_of("head") == HEAD.public
-
-
-@pytest.mark.parametrize(("name", "seat"), [("generator-3.1", "generator-3"), ("head", "head-0"), ("g", "g-0")])
-def test_a_seat_is_a_name_without_its_incarnation(name: str, seat: str) -> None:
-    assert identity_of(name) == seat
 
 
 @pytest.mark.parametrize(

@@ -137,15 +137,6 @@ def test_a_reward_scores_only_trajectories_sent_to_it_by_a_generator() -> None:
         assert it.entry.scored[0].lease == ""  # what is kept goes to disk
 
 
-@pytest.mark.parametrize("maker", [G1, GUEST_0])
-def test_a_sample_is_scored_for_the_holder_of_its_lease_alone(maker: str) -> None:
-    """By a reward, with the right id, or by the guest's own trajectory on its way through an honest one."""
-    with court() as it:
-        it.door.caller("reward-0.0").send("head", of(maker, it.lease()))
-        assert refused(it.decides()) == [f"{G0} holds prompt 0; {maker} claims a sample of it"]
-        assert not it.entry.scored
-
-
 def joined_guest(it: Court, name: str = GUEST_0) -> Bus:
     guest = it.door.caller(name)
     guest.send("head", m.Join(name, "generator", 66, int(name[-1]), "", 1, ""))

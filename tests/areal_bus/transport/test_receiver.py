@@ -16,7 +16,7 @@ from areal_bus.core.events import Event
 from areal_bus.core.head import Head
 from areal_bus.core.members.membership import MemberState
 from areal_bus.core.parts.ledger import PromptState
-from areal_bus.messages import Disconnected, Heartbeat, Stop
+from areal_bus.messages import Heartbeat, Stop
 from areal_bus.transport.bus import Bus, BusOptions
 from areal_bus.transport.receiver import Received, ReceiveQueue, Receiver, is_connected
 from areal_bus.transport.rejections import Rejections
@@ -152,29 +152,6 @@ def flood(bus: Bus) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.mark.slow
-def test_a_flood_puts_off_neither_reports_of_ended_connections_nor_the_time_that_is_read(tmp_path: Path) -> None:
-    head = Bus("head", job=JOB, listen=f"ipc://{tmp_path}/head", options=BusOptions(reports_disconnects=True))
-    honest = Bus(HONEST, job=JOB)
-    honest.connect("head", head.endpoint)
-    honest.send("head", Heartbeat(1, None, ""))
-    try:
-        assert head.receive(20.0) == (HONEST, Heartbeat(1, None, ""))
-        with flood(head):
-            began = head.until
-            honest.close()
-            wait_until(lambda: is_gone(head), "its end is reported in the flood")
-            wait_until(lambda: (head.receive(0), head.until > began)[1], "the time moves in the flood")
-    finally:
-        head.close(0)
-
-
-def is_gone(head: Bus) -> bool:
-    got = head.receive(0)
-    assert got is None or got[0] in (FLOODER, HONEST)
-    return got == (HONEST, Disconnected())
 
 
 def of(sender: str, n_bytes: int) -> Received:

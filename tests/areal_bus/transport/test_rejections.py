@@ -1,11 +1,9 @@
 """What a hostile peer may send or not send: it is refused, counted, named once, and nobody else notices."""
 
 import dataclasses
-import resource
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -491,27 +489,6 @@ def test_messages_before_a_join_change_nothing(message: Message) -> None:
     assert events(effects) == [Event.REFUSED]
     answers = [effect for effect in effects if not isinstance(effect, Record)]
     assert all(isinstance(x, Send) and x.to == "generator-7.0" and isinstance(x.message, Rejoin) for x in answers)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("keys", [False, True])
-def test_memory_stays_flat_under_a_minute_of_hostility(keys: bool) -> None:
-    with pair_at("tcp://127.0.0.1:0", keys=keys) as pair:
-        until_s = time.monotonic() + 60
-        rounds, early = 0, 0
-        while time.monotonic() < until_s:
-            say_raw(pair.head.endpoint, list(RAW.values()))
-            for number, (frames, _) in enumerate(HOSTILE.values()):
-                if frames:
-                    with dealer(pair.head.endpoint, b"generator-%d.%d/0123456789abcdef" % (number, rounds)) as stranger:
-                        stranger.send(*frames)
-                        if rounds % 10 == 0:
-                            pair.is_well()
-            rounds += 1
-            early = early or (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if rounds == 10 else 0)
-        pair.is_well()
-        assert rounds > 10
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early < 2 * codec.MAX_FRAME_BYTES >> 10
 
 
 def test_handshakes_that_local_processes_break_off_are_logged_when_they_repeat(said: list[str]) -> None:

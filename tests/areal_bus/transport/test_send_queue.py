@@ -1,8 +1,8 @@
 """What a peer does not take: how much of it waits, what becomes of the rest, and who hears of that."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,11 @@ import zmq
 from loguru import logger
 
 import actors.rewards.actor
-from actors.generator.delivery import Delivery
 from actors.rewards.actor import RewardLoop
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import HeartbeatState, journal_undelivered
 from actors.runtime.head_session import ActorRuntime, HeadSession
-from areal_bus.messages import PeerList, Prompt, Stop
+from areal_bus.messages import Prompt, Stop
 from areal_bus.storage.journal import Journal
 from areal_bus.transport import send_queue
 from areal_bus.transport.listener import CLIENT_AHEAD
@@ -208,28 +207,3 @@ def test_resendable_messages_are_dropped_beyond_the_bound_and_all_others_arrive_
             assert reward.poll(10_000)
             numbers += [int(part[0]) for part in split(reward.recv_multipart()[1:])]
         assert numbers == [*range(10), *range(11, 20, 2)]
-
-
-def test_copies_for_a_peer_that_does_not_read_are_bounded(tmp_path: Path) -> None:
-    """Ten trajectories, each due again at every turn: ZeroMQ's queues fill with copies, then no further one is made."""
-    delivery = Delivery(resend_s=1.0)
-    with deaf_reward(tmp_path) as deaf:
-        delivery.update_rewards(PeerList([REWARD], [deaf.endpoint]))
-        for sample in range(10):
-            delivery.add(replace(trajectory(N_BYTES), sample=sample))
-        n_sent = sum(turn(delivery, deaf.bus, now=2.0 * k) for k in range(20_000))
-        assert 10 <= n_sent <= 4 * CLIENT_AHEAD
-        wait_until(still(delivery, deaf.bus), "a thousand turns send nothing")
-        assert 0 < deaf.n_waiting <= 10 * (N_BYTES + 1000)
-
-
-def turn(delivery: Delivery, bus: Bus, now: float) -> int:
-    n = 0
-    for to, due, _ in delivery.due(now, bus.n_waiting):
-        bus.send(to, due)
-        n += 1
-    return n
-
-
-def still(delivery: Delivery, bus: Bus) -> Callable[[], bool]:
-    return lambda: sum(turn(delivery, bus, now=1e6 + 2.0 * k) for k in range(1000)) == 0

@@ -273,15 +273,6 @@ def test_a_layout_that_changes_is_an_error(root: Root) -> None:
         root.history.settle()
 
 
-def test_a_snapshot_that_is_reused_is_no_longer_read(root: Root) -> None:
-    """`settle` returns when the comparison is over."""
-    updated(root, 0.01)
-    root.history.settle()
-    comparison = root.history._comparison
-    assert comparison is not None
-    assert comparison.done()
-
-
 def test_a_payload_of_another_layout_is_refused(root: Root) -> None:
     digests = updated(root, 0.01)
     delta = root.history.delta(root.kept[-1], {digests[0]})

@@ -296,3 +296,14 @@ def test_a_push_whose_member_died_before_the_members_met_is_called_off_at_once(r
     assert "was cancelled here; it waited for the members to build a group" in outcome[0]
     assert "was aborted" in str(answer["error"])
     assert ring.push(sent, peer)[0]["digest"] == sent.digest
+
+
+def test_a_push_that_was_called_off_does_not_begin(ring: Ring) -> None:
+    """The word that a member is dead may come before the push's thread has begun with it."""
+    (peer,) = ring.members("generator-0.0")
+    sent = snapshot(11)
+    begin = ring.begin(sent, "generator-9.0")
+    ring.root.cancel(begin.push)
+    with pytest.raises(PushFailed, match=f"push {begin.push} was cancelled"):
+        ring.root.push(sent, begin)
+    assert ring.push(sent, peer)[0]["digest"] == sent.digest

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from actors.learner.model.policy import Policy
 from actors.runtime.context import Context
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, PushFailed
+from areal_bus.messages import PushBegin
 from areal_bus.weights import shared_memory
 from areal_bus.weights.process_group import serve_store
 from areal_bus.weights.protocol import Announcement, PushGo, arrivals
@@ -26,8 +28,8 @@ from areal_bus.weights.snapshot import Snapshot, digest_of, take_snapshot
 from tests.areal_bus.weights.member_process import shut
 from tests.areal_bus.weights.peer_process import Peer
 from tests.areal_bus.weights.test_push import Ring, holds, weights
-from tests.areal_bus.weights.test_push_from_learner import begin, maps_weights, wait_until_stopped
 from tests.support.listening import listeners
+from tests.support.polling import wait_until
 
 CPU = torch.device("cpu")
 BUCKET = 1 << 16
@@ -63,6 +65,15 @@ def handle(ring: Ring) -> Handle:
     offer = Announcement.decode(ring.store.get(f"push/{ring.n_pushes}/announce").decode()).offer
     assert offer is not None
     return offer.handle
+
+
+def maps_weights(peer: Peer) -> bool:
+    return "memfd:areal-bus-weights" in Path(f"/proc/{peer.process.pid}/maps").read_text(encoding="utf-8")
+
+
+def wait_until_stopped(peer: Peer) -> None:
+    stat = Path(f"/proc/{peer.process.pid}/stat")
+    wait_until(lambda: stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T")
 
 
 @pytest.fixture
@@ -144,7 +155,7 @@ def test_a_member_that_cannot_open_shared_memory_warns_once(monkeypatch: pytest.
     monkeypatch.setattr(shared_memory, "_open_host", shut)
     sink = logger.add(lambda line: said.append(str(line)), level="WARNING", format="{message}")
     for number in (1, 2):
-        order, sent = begin(number, endpoint, one.name), snapshot(number)
+        order, sent = PushBegin(number, number, 0, [one.name], endpoint, 120.0), snapshot(number)
         with ThreadPoolExecutor(1) as pool:
             received = pool.submit(one.receive, order)
             root.push(sent, order)
@@ -181,23 +192,6 @@ def learner_of(route: Route) -> Learner:
 
 def refuse(*_: object) -> int:
     raise PermissionError(1, "Operation not permitted")
-
-
-def test_a_snapshot_that_cannot_be_opened_is_refused_and_the_member_gets_the_reason(ring: Ring) -> None:
-    (peer,) = ring.members("generator-0.0")
-    sent = snapshot(5, shared_on=None)
-    order = ring.begin(sent, peer.name)
-    peer.order(order)
-    with pytest.raises(PushFailed, match=r'weights\.route = "shared" needs the snapshot where all members receive'):
-        ring.root.push(sent, order)
-    assert 'weights.route = "shared" needs' in peer.answer()["error"]
-
-
-def test_a_flipped_bit_is_found_by_the_member_that_copied_it(ring: Ring) -> None:
-    (peer,) = ring.members("generator-0.0")
-    sent = snapshot(6)
-    sent.tensors()["projection"].view(torch.uint8)[3, 5] ^= 4
-    assert "1 of 8 tensors of version 6, first projection" in ring.push(sent, peer)[0]["error"]
 
 
 def large(version: int, previous: Snapshot | None = None) -> Snapshot:

@@ -145,20 +145,6 @@ def test_a_job_of_any_name_is_decoded() -> None:
             codec.decode(codec.encode(messages.Stop("x"), job=job), job=job + "f")
 
 
-@pytest.mark.parametrize("kind", [*codec.KINDS.values(), messages.Disconnected])
-def test_a_record_is_slotted_and_compared_by_its_values(kind: type) -> None:
-    names = [field.name for field in dataclasses.fields(kind)]
-    one, two = (kind(**dict.fromkeys(names, 1)) for _ in range(2))
-    assert one == two
-    assert hash(one) == hash(two)
-    assert not hasattr(one, "__dict__")
-    assert not hasattr(one, "__weakref__")
-    if names:
-        assert dataclasses.replace(one, **{names[0]: 2}) != one
-    marks = messages.record.__dataclass_transform__  # type: ignore[attr-defined]
-    assert marks.get("frozen_default") or marks["kwargs"]["frozen_default"]  # to mypy; 3.12 and newer, or 3.11
-
-
 @dataclasses.dataclass
 class Torn:
     prompt_text: str = messages.frame("text")

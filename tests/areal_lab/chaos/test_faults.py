@@ -60,38 +60,33 @@ def test_kills_come_at_the_rate_that_is_asked_for_and_repeat_with_their_seed(
     assert {one.kind for one in faults} == set(kinds)
 
 
-def test_a_ring_has_recovered_at_the_first_update_after_which_the_victims_next_incarnation_is_healthy() -> None:
-    dead, back = member(10.2, "generator-0.0", "dead"), joined(12.0, "generator-0.1")
-    healthy = member(14.0, "generator-0.1", "healthy")
-    kill = fault(KILL, "generator-0.0")
-    assert recovered(kill, update(9.9), update(10.1), dead, update(11.0), back, update(13.0)) is None
-    assert recovered(kill, update(10.1), dead, update(11.0), back, healthy, update(15.0), update(16.0)) == 15.0
+G, R = "generator-0.0", "reward-0.0"
+AGAIN = [start(12.0, 1), *(member(13.0, f"{name}-0.0", "healthy") for name in ("learner", "generator")), update(14.0)]
+DEAD, BACK = member(10.2, G, "dead"), joined(12.0, "generator-0.1")
+AWAY, HERE = member(10.1, R, "dead"), member(13.0, R, "healthy")
 
 
-def test_an_update_does_not_end_a_recovery_while_another_actor_is_away() -> None:
-    away, back = member(10.1, "reward-0.0", "dead"), member(13.0, "reward-0.0", "healthy")
-    assert recovered(fault(CUT, "generator-0.0"), away, update(11.0)) is None
-    assert recovered(fault(CUT, "generator-0.0"), away, update(11.0), back, update(14.0)) == 14.0
-
-
-def test_a_stop_is_over_after_its_sigcont_whether_it_was_noticed_or_not() -> None:
-    stop = fault(STOP, "generator-0.0", until=13.0)
-    dead, healthy = member(12.9, "generator-0.0", "dead"), member(15.0, "generator-0.0", "healthy")
-    assert recovered(stop, update(11.0), update(14.0)) == 14.0
-    assert recovered(stop, update(11.0), dead, update(14.0), healthy, update(16.0)) == 16.0
-
-
-@pytest.mark.parametrize("one", [fault(KILL, "head-0.0"), fault(RANK, "rank-0")])
-def test_a_head_is_back_when_every_actor_has_joined_its_next_incarnation(one: AppliedFault) -> None:
-    again = [member(13.0, f"{name}-0.0", "healthy") for name in ("learner", "generator")]
-    assert recovered(one, update(10.1), start(12.0, 1), *again, update(14.0)) is None
-    late = member(15.0, "reward-0.0", "healthy")
-    assert recovered(one, update(10.1), start(12.0, 1), *again, update(14.0), late, update(16.0)) == 16.0
-
-
-def test_an_actor_that_has_left_is_not_waited_for() -> None:
-    left = member(10.5, "generator-0.0", "left")
-    assert recovered(fault(CUT, "reward-0.0"), left, update(11.0)) == 11.0
+@pytest.mark.parametrize(
+    ("one", "lines", "expected"),
+    [
+        (fault(KILL, G), [update(9.9), update(10.1), DEAD, update(11.0), BACK, update(13.0)], None),
+        (fault(KILL, G), [update(10.1), DEAD, update(11.0), BACK, member(14.0, "generator-0.1", "healthy"),
+                          update(15.0), update(16.0)], 15.0),
+        (fault(CUT, G), [AWAY, update(11.0)], None),
+        (fault(CUT, G), [AWAY, update(11.0), HERE, update(14.0)], 14.0),
+        (fault(STOP, G, until=13.0), [update(11.0), update(14.0)], 14.0),  # over after its SIGCONT, noticed or not
+        (fault(STOP, G, until=13.0), [update(11.0), member(12.9, G, "dead"), update(14.0), member(15.0, G, "healthy"),
+                                      update(16.0)], 16.0),
+        *((one, [update(10.1), *AGAIN, *more], expected)  # all must have joined the next incarnation of the head
+          for one in (fault(KILL, "head-0.0"), fault(RANK, "rank-0"))
+          for more, expected in (([], None), ([member(15.0, R, "healthy"), update(16.0)], 16.0))),
+        (fault(CUT, R), [member(10.5, G, "left"), update(11.0)], 11.0),  # who has left is not waited for
+    ],
+)  # fmt: skip
+def test_ring_recovers_at_the_first_update_after_which_every_actor_is_healthy_in_its_next_incarnation(
+    one: AppliedFault, lines: list[Line], expected: float | None
+) -> None:
+    assert recovered(one, *lines) == expected
 
 
 def test_recovery_times_are_by_kind_and_role_and_of_a_stop_from_its_sigcont() -> None:

@@ -265,16 +265,6 @@ def test_an_interval_is_widened_by_the_cost_of_oversubscribed_cores() -> None:
     assert plus_minus(10_000.0, Range(9_000.0, 11_000.0)) == "± 10%"
 
 
-def test_replicas_scatter_around_the_calibration(run_of: Callable[[Schedule], Run]) -> None:
-    run = run_of(TRUE)
-    seen = record(run, config_of(run))
-    whole, repeated = fit(seen), list(replicas(seen, 6))
-    speeds = [one.train_tokens_per_s for one in repeated]
-    assert len(set(speeds)) > 1
-    assert max(speeds) == pytest.approx(whole.train_tokens_per_s, rel=0.1)
-    assert [one.lengths for one in replicas(seen, 2)] == [one.lengths for one in repeated[:2]]
-
-
 @pytest.mark.slow
 def test_the_command_prints_intervals_and_cores_of_a_run(
     run_of: Callable[[Schedule], Run], capsys: pytest.CaptureFixture[str]

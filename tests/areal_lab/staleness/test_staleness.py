@@ -1,7 +1,5 @@
 """areal_lab.staleness and the bench `gate`: figures and exit codes."""
 
-import json
-
 import pytest
 
 from areal_bus.core.parts.staleness import StalenessPolicy
@@ -38,12 +36,6 @@ def test_a_soak_that_finds_something_ends_with_1_and_names_the_seed(
 def test_a_soak_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="schedules >= 1"):
         soak.run(n=0, first=0, n_jobs=1, as_json=False)
-
-
-def test_the_json_of_a_soak_is_lines_of_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["soak", "--schedules", "8", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert (figures["schedules"], figures["violations"]) == (8, [])
 
 
 @pytest.mark.slow

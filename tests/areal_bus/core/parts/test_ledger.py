@@ -66,25 +66,3 @@ def test_trained_and_refunded_prompts_are_closed() -> None:
         ledger.trained(0)
     with pytest.raises(ImpossibleEvent):
         ledger.refund(1, Refund.END_OF_RUN)
-
-
-def test_a_prompt_that_waits_for_a_lease_twice_is_there_once() -> None:
-    ledger = ledger_with()
-    for _ in range(3):
-        ledger.lose("g")
-        ledger.lose("g")
-        assert len(ledger.queued) == 1
-        assert ledger.queued.first() is ledger.open[0]
-        ledger.lease(0, "g")
-        assert ledger.queued.first() is None
-
-
-def test_a_group_without_its_failed_samples_is_ready_while_two_are_left() -> None:
-    ledger = ledger_with(n_samples=4)
-    ledger.fail(scored(0, 2, status="error"))
-    ledger.deliver(scored(0, 0))
-    ledger.fail(scored(0, 3, status="timeout"))
-    assert ledger.open[0].missing == [1]
-    ledger.deliver(scored(0, 1))
-    (entry,) = ledger.take(1, batch=0)
-    assert (sorted(entry.scored), sorted(entry.failed), list(entry.verdicts)) == ([0, 1], [2, 3], [0, 1, 2, 3])

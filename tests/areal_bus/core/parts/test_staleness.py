@@ -11,11 +11,6 @@ YOUNG = [[1, 4], [2, 3]]
 OLD = [[0, 5], [1, 4], [2, 3]]
 
 
-def test_mask_leaves_out_the_oldest_and_paper_nothing() -> None:
-    assert runs_under(StalenessPolicy.MASK, OLD, 2, 1) == [(5, False), (4, True), (3, True)]
-    assert runs_under(StalenessPolicy.PAPER, OLD, 2, 1) == [(5, True), (4, True), (3, True)]
-
-
 @pytest.mark.parametrize("policy", [StalenessPolicy.HOLD, StalenessPolicy.DROP])
 def test_hold_and_drop_train_all_and_refuse_a_staleness_beyond_their_gate(policy: StalenessPolicy) -> None:
     assert runs_under(policy, YOUNG, 2, 1) == [(4, True), (3, True)]

@@ -331,14 +331,6 @@ def test_the_same_join_twice_is_one_and_a_later_one_of_the_same_member_loses_its
 # silence
 
 
-def test_a_suspended_head_declares_no_member_dead() -> None:
-    head, _ = head_with()
-    head.tick(1.0)
-    for now in (500.0, 501.0):
-        assert not [line for line in records(head.tick(now), Event.MEMBER) if line["state"] == "dead"]
-    assert str(head.state.members.by_name[GENERATOR].standing) == "healthy"
-
-
 def test_a_silent_learner_is_never_lost() -> None:
     head, _ = head_with()
     dead: list[object] = []
@@ -350,13 +342,6 @@ def test_a_silent_learner_is_never_lost() -> None:
 
 
 # leaving and draining
-
-
-def test_a_leaving_member_is_sent_rejoin_after_a_disconnect() -> None:
-    head, _ = head_with()
-    say(head, GENERATOR, m.Disconnected())
-    effects = say(head, GENERATOR, m.Heartbeat(1, None, ""))
-    assert [to for to, _ in sent(effects, m.Rejoin)] == [GENERATOR]
 
 
 def test_a_drained_job_keeps_open_prompts_and_ends_after_the_learners_checkpoint() -> None:
@@ -419,17 +404,6 @@ def test_a_prompt_that_its_lone_generator_survives_is_leased_with_others_again()
     effects = [x for sample in (0, 1) for x in say(head, REWARD, scored(1, sample, 2, generator="generator-0.2"))]
     assert len(leases(effects)) == 2  # new ones, side by side
     assert not head.state.ledger.refunds
-
-
-def test_prompts_leased_with_a_poison_prompt_are_not_retired_with_it() -> None:
-    """A generator is killed with two prompts again and again: only who dies alone is retired, one by one."""
-    head, _ = head_with(batch_size=2, eta=0, n_samples=2, total_steps=1)
-    retired: list[object] = []
-    for incarnation in range(1, 5):
-        retired += [line["uid"] for line in records(joined(head, f"generator-0.{incarnation}"), Event.REFUND)]
-        assert len(retired) == max(0, incarnation - 2)
-        hold(head, 0, generator=f"generator-0.{incarnation}")
-    assert retired == [0, 1]
 
 
 # how long frontiers stay

@@ -1,7 +1,5 @@
 """Scores that fail: refunded, left out of a short group, or trained with a declared reward; and reported."""
 
-import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from actors.head.sample_log import SampleLog
 from areal_bus import messages as m
-from areal_bus.core.effects import Effect, Keep
+from areal_bus.core.effects import Effect
 from areal_bus.core.events import Event
 from areal_bus.core.head import Head
-from areal_bus.core.members.console_reports import ScoreFailures
 from areal_bus.core.parts.ledger import Ledger
 from areal_bus.core.parts.staleness import StalenessPolicy
 from areal_bus.core.transitions.batcher import Batcher
@@ -22,7 +18,6 @@ from areal_lab.staleness.simulator.ring import Ring
 from areal_lab.staleness.simulator.scenario import Fault, Scenario, ScenarioLengths, Tail
 from tests.areal_bus.core.test_head import head_with, lines, records, scored, sent, warnings
 from tests.tools.audit.test_simulated import Recorded, journal
-from tools import samples
 from tools.audit.audit import audit, judge
 from tools.audit.findings import InvariantVerdict
 from tools.run import Run
@@ -39,13 +34,6 @@ def deliver(head: Head, *verdicts: m.Scored) -> list[Effect]:
 
 
 # the head
-
-
-def test_by_default_a_verdict_without_a_value_refunds_its_whole_group() -> None:
-    head, _ = head_with(batch_size=1, n_samples=4)
-    effects = deliver(head, scored(0, 0), failed(0, 1, "timeout"))
-    (refund,) = records(effects, Event.REFUND)
-    assert (refund["uid"], refund["reason"], refund["n_scored"]) == (0, "reward_timeout", 2)
 
 
 def test_a_short_group_is_trained_and_names_its_missing_samples() -> None:
@@ -91,20 +79,6 @@ def test_a_failed_sample_is_not_made_again_when_its_holder_dies() -> None:
     assert again.samples == [0, 2]  # type: ignore[union-attr]
 
 
-def test_a_kept_sample_has_the_reward_it_was_trained_with_and_its_verdict(tmp_path: Path) -> None:
-    head, _ = head_with(batch_size=1, n_samples=2, on_timeout=-1.0)
-    head.on("learner-0.0", m.BatchRequest(0), 0.0)
-    file = SampleLog(tmp_path)
-    for effect in deliver(head, failed(0, 1, "timeout"), scored(0, 0)):
-        if isinstance(effect, Keep):
-            file.keep(effect)
-    file.close()
-    kept = [json.loads(line) for line in (tmp_path / "samples" / "samples.jsonl").read_text().splitlines()]
-    assert [(line["status"], line["reward"]) for line in kept] == [("value", 1.0), ("timeout", -1.0)]
-    assert samples.overview(kept).startswith("mean reward 0.000")
-    assert "reward -1.000 (timeout)" in samples.render(kept[1], 100)
-
-
 def test_an_evaluation_counts_a_declared_verdict_as_failed() -> None:
     head, _ = head_with(n_samples=2, n_problems=1, on_error=-1.0)
     assert head.state.evaluations.open is not None
@@ -136,15 +110,6 @@ def test_many_failed_scores_are_warned_of_early_once_and_at_the_end() -> None:
     assert not warnings(quiet._effects.take())
 
 
-def test_errors_that_differ_only_by_quoted_values_count_as_one_kind() -> None:
-    failures = ScoreFailures()
-    for i, error in enumerate(
-        [f"ValueError: '{i}x' is no number (mine.py:12)" for i in range(3)] + ["OSError: disk"] * 2
-    ):
-        failures.add(replace(failed(0, i), error=error))
-    assert "most often, 3 times: ValueError: '0x' is no number (mine.py:12)" in (failures.summary() or "")
-
-
 # whole rings, simulated
 
 
@@ -166,33 +131,6 @@ def dying(seed: int, policy: StalenessPolicy, **more: Any) -> Scenario:
 def scenario(seed: int, policy: StalenessPolicy, **declared: Any) -> Scenario:
     """One score of five fails."""
     return dying(seed, policy, p_error=0.2, **declared)
-
-
-def lines_of_clean(plan: Scenario, folder: Path, event: Event) -> list[dict[str, Any]]:
-    """Lines of a ring that ends well, without a violation and with a clean audit."""
-    ring = Recorded(plan)
-    outcome = ring.run()
-    assert not outcome.violations, (plan, str(outcome.violations[0]))
-    assert outcome.end is not None
-    assert outcome.end.code == 0, outcome.end
-    found = audit(Run(journal(folder, plan, ring)))
-    assert not found.findings.first, (plan, found.findings.first)
-    return lines(ring, event)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", StalenessPolicy)
-def test_rings_whose_scores_fail_keep_every_invariant_and_the_audit_is_clean(
-    policy: StalenessPolicy, tmp_path: Path
-) -> None:
-    seen: Counter[str] = Counter()
-    for declared in POLICIES:
-        for seed in range(4):
-            trained = lines_of_clean(scenario(seed, policy, **declared), tmp_path, Event.TRAJECTORY)
-            groups = Counter((line["step"], line["uid"]) for line in trained)
-            seen["short groups"] += sum(n < 3 + seed % 3 for n in groups.values())
-            seen["rewards declared"] += sum(line["reward"] in (-1.0, -2.0) for line in trained)
-    assert min(seen["short groups"], seen["rewards declared"]) >= 30, seen
 
 
 def trains_what_failed(patch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_bus.core.head import Head
@@ -56,21 +56,16 @@ def story(scenario: Scenario, head_class: type[Head]) -> tuple[object, object]:
 
 
 @pytest.mark.slow
-@given(seed=st.integers(0, 1 << 30))
-def test_a_schedule_goes_as_with_the_plain_ways(seed: int) -> None:
-    assert story(draw(seed), Head) == story(draw(seed), PlainHead)
-
-
-@pytest.mark.slow
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1 << 30),
-    n_generators=st.integers(4, 9),
+    n_generators=st.integers(1, 9),
     batch_size=st.integers(3, 12),
     n_samples=st.integers(1, 5),
     capacity=st.integers(1, 12),
     policy=st.sampled_from(StalenessPolicy),
 )
-def test_so_does_one_of_many_generators(
+def test_scheduler_leases_as_the_plain_ways_do_among_many_generators(
     seed: int, n_generators: int, batch_size: int, n_samples: int, capacity: int, policy: StalenessPolicy
 ) -> None:
     sizes = {"batch_size": batch_size, "n_samples": n_samples, "capacity": capacity, "total_steps": 3}
