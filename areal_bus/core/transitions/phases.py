@@ -129,15 +129,10 @@ class Phases:
 
     def _open_evaluation(self, when: str, problems: plan.EvaluationSet) -> None:
         """Evaluate the published version. At eta > 0, later versions may sample the remaining problems."""
-        self.evaluations.open = Evaluation(
-            plan.name_of(when, problems),
-            self.gate.v,
-            problems.n_samples,
-            list(problems.problems),
-            first_attempt=self.terms.term * m.ATTEMPTS,
-            set_name=problems.name,
-            max_new_tokens=problems.max_new_tokens,
-        )
+        name, first = plan.name_of(when, problems), self.terms.term * m.ATTEMPTS
+        rows, n, limit = list(problems.problems), problems.n_samples, problems.max_new_tokens
+        opened = Evaluation(name, self.gate.v, n, rows, first_attempt=first, max_new_tokens=limit)
+        opened.set_name, self.evaluations.open = problems.name, opened
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         for _, scored in sorted(evaluation.scored.items()):
@@ -220,11 +215,8 @@ class Phases:
             self._end_drained()
             return
         rules, split = self.rules, self.state.split
-        wanted = {
-            Role.LEARNER: range(split.learners),
-            Role.REWARD: range(rules.n_rewards),
-            Role.GENERATOR: self.state.own_generators(),
-        }
+        own = self.state.own_generators()
+        wanted = {Role.LEARNER: range(split.learners), Role.REWARD: range(rules.n_rewards), Role.GENERATOR: own}
         awaited = self.state.members.awaited(wanted, errors)
         self.end(1, f"the ring must be complete within {rules.assemble_s:g} s; {awaited}")
 
