@@ -475,6 +475,11 @@ def _state(pid: int) -> bytes:
     return b"".join(_read(pid, "stat").rpartition(b")")[2].split()[:1])
 
 
+def parent_of(pid: int) -> int:
+    """0 for a process that has gone."""
+    return int(b"".join(_read(pid, "stat").rpartition(b")")[2].split()[1:2]) or 0)
+
+
 def _is_zombie(pid: int) -> bool:
     return _state(pid) in (b"Z", b"")
 

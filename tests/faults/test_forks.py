@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import Ring
+from tests.faults.ring import Ring, parent_of
 
 FORK = ('launch.start="fork"', 'launch.bootstrap="env"')
 RANKS = 8
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
 
 
 def command_of(pid: int) -> bytes:

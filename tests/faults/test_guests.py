@@ -18,7 +18,7 @@ import pytest
 
 from areal_bus.core.members.membership import CEILING, N_INTERVALS
 from tests.faults.proxy import Proxy
-from tests.faults.ring import FOLDER, INSIDE, ROOT, Line, Ring
+from tests.faults.ring import FOLDER, INSIDE, ROOT, Line, Ring, parent_of
 
 pytestmark = pytest.mark.soak
 
@@ -147,7 +147,7 @@ def test_a_guest_ends_with_a_sentence_when_its_job_was_killed_and_cannot_come_ba
         killed = ring.kill("head-0")  # one that comes back within launch.timeout_s is joined again
         ring.wait_for("member", name=GUEST, state="healthy", after=killed.t)
         head = json.loads((ring.run / "join.json").read_text())["head"]
-        guest = {pid for pid in ring.pids() if pid == process.pid or _parent(pid) == process.pid}
+        guest = {pid for pid in ring.pids() if pid == process.pid or parent_of(pid) == process.pid}
         for pid in sorted(ring.pids() - guest):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -162,10 +162,3 @@ def test_a_guest_ends_with_a_sentence_when_its_job_was_killed_and_cannot_come_ba
         again = join(ring, "--join", str(ring.run))
         assert again.wait(60) == 2
         assert f"error: the job of {ring.run} is not running: only a running job can be joined" in ring.output
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0

@@ -3,11 +3,10 @@
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from tests.faults.ring import Fault, Line, Ring
+from tests.faults.ring import Fault, Line, Ring, parent_of
 
 pytestmark = pytest.mark.soak
 
@@ -98,7 +97,7 @@ def ancestors(pid: int) -> set[int]:
     found: set[int] = set()
     while pid > 1:
         found.add(pid)
-        pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+        pid = parent_of(pid)
     return found
 
 

@@ -113,9 +113,6 @@ def test_a_config_that_this_machine_cannot_run_is_a_failure(
 ) -> None:
     monkeypatch.setattr(doctor, "findings", lambda folder: [])
     assert doctor.main(["tiny", "--set", "topology.gpus_per_host=99"]) == 1
-    assert "FAILURE config: " in capsys.readouterr().out
-
-
-def test_the_text_ends_with_remedies_and_the_number_of_failures() -> None:
-    text = doctor.as_text([Finding("a", "ok", "1"), Finding("b", "failure", "missing", "mend it")])
-    assert text.splitlines()[-2:] == ["FAILURE b: mend it", "failures: 1, warnings: 0"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("FAILURE config: ")
+    assert lines[-1] == "failures: 1, warnings: 0"
