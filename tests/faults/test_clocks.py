@@ -33,7 +33,10 @@ PURE = [ROOT / "areal_bus" / "messages.py", *sorted((ROOT / "areal_bus" / "core"
 
 
 def wall_reads(source: str) -> list[str]:
-    """Where a source reads the wall clock."""
+    """Where a source reads the wall clock. Only a source with one of the names is parsed."""
+    names = ["from time import", *(f"{owner}.{name}" for owner, known in WALL.items() for name in known)]
+    if not any(name in source for name in names):
+        return []
     tree = ast.parse(source)
     found = []
     for node in ast.walk(tree):
