@@ -203,6 +203,10 @@ def _batch(c: Config) -> Iterator[str]:
     if apart and not (actor.normalize_batch or actor.advantage in BATCH_BASELINES):
         remedy = "set actor.normalize_batch = true, or remove it"
         yield f"normalize_with = {apart[0]!r} is for advantages that are normalised over the batch: {remedy}"
+    if apart and len(apart) == len(c.data.source) and len(set(apart)) == 1:
+        yield f"normalize_with = {apart[0]!r} of every [[data.source]] keeps none apart: remove it, or use two names"
+    if actor.mask_repetition is None and (off := [one.label for one in c.data.source if one.mask_repetition == 1]):
+        yield f"mask_repetition = 1 of source {off[0]!r} switches off actor.mask_repetition, which is unset: remove it"
     if actor.overlong_tokens > c.gconfig.max_new_tokens:
         most = f"gconfig.max_new_tokens ({c.gconfig.max_new_tokens})"
         yield f"actor.overlong_tokens ({actor.overlong_tokens}) is at most {most}"

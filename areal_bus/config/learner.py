@@ -114,7 +114,7 @@ class ActorConfig(Section):
     prox_logp_method: Literal["recompute", "loglinear"] = "recompute"
     """"recompute" proximal log-probs, or interpolate: "loglinear" (A-3PO)."""
     behav_imp_weight_cap: float | None = Field(None, gt=0)
-    """Upper bound of the weight prox/behav."""
+    """For "decoupled": upper bound of the weight prox/behav."""
     correction_action: Literal["clamp", "mask"] | None = None
     """Tokens with weights outside of the bounds: "clamp" or "mask"; unset, as the next four: the correction's own."""
     correction_metric: Literal["ratio", "k1", "k2", "k3", "binary_kl", "entropy"] | None = None

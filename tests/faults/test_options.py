@@ -23,6 +23,8 @@ LORA = (
     "actor.lora.rank=2",
     "actor.lora.variant=['rslora','dora']",
     "actor.lora.target_modules={q_proj=3,up_proj=[1,2]}",
+    *("actor.advantage=grpo_process", "workflow.function=own_turn:TwoTurns", "actor.length_penalty=0.1"),
+    *("reward.check.function=reverse", "reward.check.share=1.0"),
 )
 OWN = {"hot": (2, 6, 1.0), "cold": (4, 12, 0.3)}  # samples of a group, tokens of a completion, temperature
 MORE = {
@@ -35,14 +37,26 @@ TABLES = ", ".join(
     for name, (n, most, heat) in OWN.items()
 )
 TURN = """
+from actors.workflows.protocol import Episode, at_turn_ends
+
+
 class Turn:
     def __init__(self, config): ...
 
     async def episode(self, row, ask):
         ids = ask.tokenizer(row["question"] + ">")["input_ids"]
         turn = await ask(ids, max_new_tokens=ask.gconfig.max_new_tokens)
-        from actors.workflows.protocol import Episode
         return Episode(text=turn.text)
+
+
+class TwoTurns(Turn):
+    async def episode(self, row, ask):
+        ids = ask.tokenizer(row["question"] + ">")["input_ids"]
+        first = await ask(ids, max_new_tokens=8)
+        second = await ask([*ids, *first.ids, 5], max_new_tokens=8)
+        turns = [first.ids, second.ids]
+        by_token = at_turn_ends([len(ids) for ids in turns], [len(set(ids)) / 8 for ids in turns])
+        return Episode(first.text + second.text, fields={"token_reward": by_token})
 """
 SOURCES = (
     *("actor.normalize_batch=true", "actor.mask_repetition=0.5", 'data.task=""', f"data.source=[{TABLES}]"),
@@ -72,6 +86,8 @@ OPTIONS = {
         "actor.truncated_samples=bootstrap",
         "critic.warmup_updates=2",
         "actor.reward_scaling=running",
+        'actor.group=[{match="norm|bias",weight_decay=0.0,lr_scale=0.5}]',
+        *("actor.weight_decay=0.1", "checkpoint.keep_every=2"),
     ),
 }
 

@@ -244,6 +244,16 @@ def test_a_wrong_value_is_refused_in_a_line_with_rule_and_value(tmp_path: Path, 
             + '[actor]\nadvantage = "distill"\n[teacher]\npath = "t"\n',
             "does not use the reward: remove truncated_samples of source 'two'",
         ),
+        (
+            SOURCES.replace("weight = 1", 'weight = 1\nnormalize_with = "a"').format(
+                'path = "two.csv"\nweight = 1\nnormalize_with = "a"\n[actor]\nnormalize_batch = true'
+            ),
+            "normalize_with = 'a' of every [[data.source]] keeps none apart",
+        ),
+        (
+            SOURCES.format('path = "two.csv"\nweight = 1\nmask_repetition = 1'),
+            "of source 'two' switches off actor.mask_",
+        ),
         (SMALL + "[data.curriculum]\nlow = 0.5\nhigh = 0.5\n", "data.curriculum.low (0.5) must be below"),
         (LOADER + "[data.curriculum]\nlow = 0.1\n", "a loader decides its order itself"),
         ("[train]\nbatch_size = 8", "unknown key train.batch_size ("),
