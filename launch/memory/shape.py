@@ -10,6 +10,8 @@ from areal_bus.config.algorithms import is_url, uses_reference, uses_teacher
 from areal_bus.config.sections import Config
 from areal_bus.messages import Role
 
+FOUR_NORMS = ("gemma2", "gemma3", "gemma3_text")
+NORMED_HEADS = ("gemma3", "gemma3_text", "qwen3", "qwen3_moe")
 OUR_MODEL_TYPES = ("llama", "mistral", "qwen2")  # areal_cpu/llama_layer.py computes their layers
 
 
@@ -27,6 +29,8 @@ class DecoderShape:
     tied: bool
     is_ours: bool = False  # a learner of one rank in float32 on a CPU uses areal_cpu for the layers
     n_frozen: int = 0  # parameters of the reference model and the teacher, in shares on all learners
+    n_norms: int = 2  # of a layer, of hidden size
+    norms_heads: bool = False  # each head's queries and keys, too
     n_taught: int = 0  # of the teacher's embedding and head, which stay whole during an update (actor.distill_beta)
 
     @property
@@ -50,14 +54,16 @@ class DecoderShape:
     def activation_numbers(self, *, by_us: bool) -> tuple[int, int]:
         """Numbers that a layer keeps for the backward pass: (per row, per attended token).
 
-        transformers' layers: two norms (input, normalised, scaled), the input of the output projection; gate, its
-        activation, up and their product; per attended token query, output, key and value. areal_cpu: two norms, all
+        transformers' layers: norms (input, normalised; those before a projection also scaled), the input of the output
+        projection; gate, its activation, up and their product; per attended token query, output, key and value.
+        areal_cpu: two norms, all
         heads, the attention output, gate and up.
         """
         heads = self.head_dim * (self.heads + self.kv_heads)
         if by_us:
             return 2 * self.hidden + 2 * heads + 2 * self.intermediate, 0
-        return 6 * self.hidden + self.heads * self.head_dim + 4 * self.intermediate, 2 * heads
+        norms = (2 * self.n_norms + 2) * self.hidden + (2 * heads if self.norms_heads else 0)
+        return norms + self.heads * self.head_dim + 4 * self.intermediate, 2 * heads
 
 
 KNOWN_SHAPES = {  # from the published config.json of these models
@@ -108,7 +114,7 @@ def shape_at(path: str, config_folder: Path) -> DecoderShape | None:
 def read_shape(published: dict[str, Any]) -> DecoderShape | None:
     """From the fields of a config.json; None for another model family."""
     try:
-        hidden, heads = published["hidden_size"], published["num_attention_heads"]
+        hidden, heads, kind = published["hidden_size"], published["num_attention_heads"], published.get("model_type")
         return DecoderShape(
             hidden=hidden,
             layers=published["num_hidden_layers"],
@@ -118,7 +124,9 @@ def read_shape(published: dict[str, Any]) -> DecoderShape | None:
             head_dim=published.get("head_dim") or hidden // heads,
             vocabulary=published["vocab_size"],
             tied=bool(published.get("tie_word_embeddings", False)),
-            is_ours=published.get("model_type") in OUR_MODEL_TYPES,
+            is_ours=kind in OUR_MODEL_TYPES,
+            n_norms=4 if kind in FOUR_NORMS else 2,
+            norms_heads=kind in NORMED_HEADS,
         )
     except KeyError:
         return None

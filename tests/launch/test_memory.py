@@ -70,7 +70,9 @@ def test_a_shape_is_read_from_a_published_config() -> None:
     fields = {"num_key_value_heads": 1, "vocab_size": 10, "tie_word_embeddings": True}
     assert read_shape(published | fields) == SHAPE
     assert read_shape(published | fields | {"model_type": "llama"}) == replace(SHAPE, is_ours=True)
-    assert read_shape(published | fields | {"model_type": "qwen3"}) == SHAPE
+    assert read_shape(published | fields | {"model_type": "qwen3"}) == replace(SHAPE, norms_heads=True)
+    gemma = replace(SHAPE, n_norms=4, norms_heads=True)
+    assert read_shape(published | fields | {"model_type": "gemma3_text"}) == gemma
     assert SHAPE.n_parameters == N
 
 
@@ -92,6 +94,9 @@ def test_activations_are_counted_by_token(monkeypatch: pytest.MonkeyPatch) -> No
     with monkeypatch.context() as small:
         small.setattr(ranks, "LOGITS_MIB", 8)
         assert activations(config(), SHAPE, many) == 2 * layer + 3 * 26214 * 10 * 4 + embedding
+    gemma = 4 * (5 * (10 * 8 + 2 * 4 * 3 + 2 * 4 + 4 * 16) + 7 * (2 * 4 * 3))
+    normed = replace(SHAPE, n_norms=4, norms_heads=True)
+    assert activations(config(), normed, batch) == 2 * gemma + logits + embedding
     ours = 4 * 5 * (2 * 8 + 2 * 4 * 3 + 2 * 16)
     assert activations(config(), replace(SHAPE, is_ours=True), batch) == 2 * ours + logits + embedding
     for other in ({"topology": {"learners": 2}}, {"model": {"scratch": {}, "dtype": "bfloat16"}}):
