@@ -1,11 +1,8 @@
-"""Scores a model or a run on a file of problems; `tools/offline/evaluate.py` samples in a subprocess."""
+"""Scores a model or a run on a file of problems: arguments and settings; `tools/offline/evaluate.py` computes."""
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ from areal_bus.config.names.named_tasks import is_generated
 from areal_bus.config.names.packaged import find_and_announce
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
-from areal_bus.process.isolation import CHILD, child_path
 from areal_bus.storage import versioned_dirs
 from areal_bus.storage.atomic_file import read_object
 from tools import run, terminal
@@ -65,27 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.config:
         args.config = str(find_and_announce(args.config))
     order = make_order(args)
-    if (engine := order["config"]["rollout"]["engine"]) != "builtin":
+    if (engine := order["config"].rollout.engine) != "builtin":
         print(
             f"note: the builtin engine samples here, not rollout.engine = {engine!r} of the settings", file=sys.stderr
         )
-    return run_offline("evaluate", order)
+    from tools.offline.evaluate import EvaluateOrder, run  # imports torch
 
-
-def run_offline(program: str, order: Mapping[str, Any]) -> int:
-    """The exit code of `tools.offline.PROGRAM` in a process of its own, which imports torch; its input is `order`."""
-    line, text = [*CHILD, f"tools.offline.{program}"], json.dumps(order) + "\n"
-    code = subprocess.run(line, input=text, env=child_environment(), check=False, encoding="utf-8").returncode
-    return code if code >= 0 else 128 - code
-
-
-def child_environment() -> dict[str, str]:
-    """This environment, with our packages first and, as in a generator, one thread on CPU unless it is set."""
-    return {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": child_path()}
+    return run(EvaluateOrder(**order), as_json=args.json)
 
 
 def make_order(args: argparse.Namespace) -> dict[str, Any]:
-    """The input of the subprocess: an Order of tools/offline/evaluate.py. Raises ConfigError."""
+    """The fields of an EvaluateOrder (tools/offline/evaluate.py). Raises ConfigError."""
     where = find_run(args.model)
     named = named_tasks.NAMED_TASKS.get(args.task or "")
     own = str(where.folder / "evaluation" / "problems.jsonl") if where else None
@@ -98,8 +84,8 @@ def make_order(args: argparse.Namespace) -> dict[str, Any]:
     if where and data and data == own and not Path(data).is_file():
         raise ConfigError(f"missing problems: the run has no {data}; give a file with --data FILE")
     model = str(exported_model(where)) if where else args.model
-    how = {"folder": args.modules or modules, "name": args.evaluation, "device": args.device, "json": args.json}
-    return {"model": model, "data": data or "", "config": config.model_dump(mode="json"), **how}
+    how = {"folder": args.modules or modules, "name": args.evaluation, "device": args.device}
+    return {"model": model, "data": data or "", "config": config, **how}
 
 
 def configured_problems(config: Config, folder: str) -> str | None:
@@ -193,4 +179,4 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    terminal.end(main)
+    terminal.end_computing(main)

@@ -7,7 +7,6 @@ from pathlib import Path
 from areal_bus.errors import CheckpointError, ConfigError
 from areal_bus.storage import versioned_dirs
 from tools import run, terminal
-from tools.evaluate import run_offline
 
 EPILOG = """\
 The folder loads in plain transformers, SGLang and vLLM. It is written whole or not at all.
@@ -39,15 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     checkpoint = find_checkpoint(args.checkpoint)
     try:
         versioned_dirs.verify(checkpoint)
+        from tools.offline.save_hf import save_hf  # imports torch
+
+        save_hf(checkpoint.resolve(), folder.absolute(), dtype=args.dtype or "", shard_gb=args.shard_gb)
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
-    order = {
-        "checkpoint": str(checkpoint.resolve()),
-        "folder": str(folder.absolute()),
-        "dtype": args.dtype or "",
-        "shard_gb": args.shard_gb,
-    }
-    return run_offline("save_hf", order)
+    return 0
 
 
 def find_checkpoint(argument: str) -> Path:
@@ -64,4 +60,4 @@ def find_checkpoint(argument: str) -> Path:
 
 
 if __name__ == "__main__":
-    terminal.end(main)
+    terminal.end_computing(main)

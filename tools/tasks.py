@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from areal_bus.config.names import named_tasks
 from areal_bus.errors import ConfigError
 from tools import terminal
-from tools.evaluate import run_offline
 
 EPILOG = """\
 A task is used by data.task = "NAME" in a config, with data.path for a local file, or by tools.evaluate --task NAME.
@@ -44,8 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     named_tasks.check_name(args.name)
     if args.name in named_tasks.GENERATED or (named_tasks.gym_task(args.name) and args.data):
         raise ConfigError(f"the task {args.name} is generated and has no file to check")
-    order = {"task": args.name, "data": args.data, "limit": args.limit, "json": args.json}
-    return run_offline("check_task", order)
+    from tools.offline.check_task import run  # imports actors
+
+    return run(args.name, args.data, args.limit, as_json=args.json)
 
 
 def list_tasks(*, as_json: bool) -> int:
@@ -81,4 +81,4 @@ def list_tasks(*, as_json: bool) -> int:
 
 
 if __name__ == "__main__":
-    terminal.end(main)
+    terminal.end_computing(main)

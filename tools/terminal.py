@@ -10,10 +10,11 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from areal_bus.errors import ConfigError
+from areal_bus.errors import ArealBusError, ConfigError
 from areal_bus.foreign_text import printable
 from areal_bus.process import standard_streams
 from areal_bus.process.commands import as_here
+from areal_bus.process.isolation import child_path, isolate
 from areal_bus.process.terminal import columns, progress, table
 
 __all__ = ["bar", "columns", "end", "one_line", "printable", "progress", "quote", "table", "width"]
@@ -55,6 +56,20 @@ def width() -> int:
     return min(shutil.get_terminal_size((100, 24)).columns, 120)
 
 
+def compute_environment() -> dict[str, str]:
+    """This environment, with our packages first and, as in a generator, one thread on CPU unless it is set."""
+    return {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": child_path()}
+
+
+def end_computing(main: Callable[[], int]) -> None:
+    """As `end`, of a tool that imports torch after its arguments are parsed: no file of the working directory does."""
+    if wrong := isolate():
+        print("\n".join(wrong), file=sys.stderr)
+        sys.exit(2)
+    os.environ.update(compute_environment())
+    end(main)
+
+
 def end(main: Callable[[], int]) -> None:
     """Run a tool's main, exit with its code (1: a finding); 2 and an error line for wrong input or a refusing disk."""
     standard_streams.open_missing()
@@ -63,9 +78,9 @@ def end(main: Callable[[], int]) -> None:
     try:
         code = main()
         sys.stdout.flush()
-    except ConfigError as error:
+    except ArealBusError as error:
         print(f"error: {error}", file=sys.stderr)
-        code = 2
+        code = 2 if isinstance(error, ConfigError) else 1
     except PermissionError as error:
         print(f"error: the files must be readable by this user: {error.filename}: {error.strerror}", file=sys.stderr)
         code = 2

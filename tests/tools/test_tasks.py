@@ -16,7 +16,7 @@ from areal_bus.config.names.named_tasks import GYM_REFUSED, NAMED_TASKS, fill
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError
 from tools import evaluate, tasks
-from tools.offline.check_task import TaskCheckOrder, check_task
+from tools.offline.check_task import check_task
 
 ADD = "print(sum(map(int, input().split())))"
 DOUBLE = "print(2 * int(input()))"
@@ -67,7 +67,7 @@ def test_every_task_has_rows_here() -> None:
 @pytest.mark.parametrize("name", NAMED_TASKS)
 def test_gold_answers_are_right_and_those_of_other_rows_wrong(name: str, tmp_path: Path) -> None:
     rows = PUBLISHED[name]
-    found = check_task(TaskCheckOrder(name, str(write(tmp_path, rows)), None, json=False), lambda n, n_all: None)
+    found = check_task(name, str(write(tmp_path, rows)), None, lambda n, n_all: None)
     n_gold = 0 if name in ("livecodebench", "codeforces") else len(rows)
     assert (found["n"], found["n_gold"], found["gold_right"], found["wrong_right"]) == (len(rows), n_gold, n_gold, 0)
 
@@ -224,7 +224,7 @@ def test_a_wrong_task_is_refused(changes: list[str], sentence: str, tmp_path: Pa
 )
 def test_a_row_of_another_form_is_named(name: str, row: Any, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        check_task(TaskCheckOrder(name, str(write(tmp_path, [row])), None, json=False), lambda n, n_all: None)
+        check_task(name, str(write(tmp_path, [row])), None, lambda n, n_all: None)
 
 
 def test_the_command_counts_and_names_wrong_gold(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -245,8 +245,8 @@ def test_evaluate_takes_the_protocol_of_a_task() -> None:
     order = evaluate.make_order(evaluate.parser().parse_args(["m", "--task", "aime25", "--max-new-tokens", "9"]))
     assert order["data"] == "math-ai/aime25"
     config = order["config"]
-    assert (config["evaluate"]["n_samples"], config["gconfig"]["max_new_tokens"]) == (32, 9)
-    assert "\\boxed" in config["data"]["prompt"]
+    assert (config.evaluate.n_samples, config.gconfig.max_new_tokens) == (32, 9)
+    assert "\\boxed" in config.data.prompt
 
 
 GYM = pytest.importorskip  # the extra reasoning-gym
@@ -286,7 +286,7 @@ def test_problems_of_reasoning_gym_are_repeatable_and_held_out(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["spell_backward", "basic_arithmetic", "arc_1d", "rearc", "propositional_logic"])
 def test_a_task_of_reasoning_gym_is_checked_like_a_file(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     GYM("reasoning_gym")
-    found = check_task(TaskCheckOrder(f"reasoning-gym:{name}", "", 6, True), lambda n, n_all: None)
+    found = check_task(f"reasoning-gym:{name}", "", 6, lambda n, n_all: None)
     n_gold = 0 if name == "propositional_logic" else 6
     assert (found["n"], found["n_gold"], found["gold_right"], found["wrong_right"]) == (6, n_gold, n_gold, 0)
     assert found["nonsense_right"] == 0

@@ -1,4 +1,7 @@
-"""Checks I5 for every token: another process recomputes the log-probs, and this module compares them."""
+"""Checks I5 for every token: another process recomputes the log-probs, and this module compares them.
+
+A process of its own, since an audit imports none of the code that it judges.
+"""
 
 import json
 import subprocess
@@ -9,9 +12,9 @@ from typing import Any
 from areal_bus.errors import ConfigError
 from areal_bus.process.isolation import CHILD
 from tools.audit.findings import Findings
-from tools.evaluate import child_environment
 from tools.run import Run
 from tools.surviving_history import undone_places
+from tools.terminal import compute_environment
 
 TOLERANCE = 1e-4  # largest difference of a log-prob from that of the version stamped on it
 
@@ -63,7 +66,7 @@ def recompute(run: Run, findings: Findings, digests: Mapping[int, str]) -> Recom
     order = json.dumps({"run": str(run.folder.resolve()), "tolerance": TOLERANCE, "skip": skip}) + "\n"
     line = [*CHILD, "tools.offline.recompute_logprobs"]
     child = subprocess.run(
-        line, input=order, text=True, env=child_environment(), capture_output=True, check=False, encoding="utf-8"
+        line, input=order, text=True, env=compute_environment(), capture_output=True, check=False, encoding="utf-8"
     )
     if child.returncode:
         raise ConfigError(

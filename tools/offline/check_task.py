@@ -1,7 +1,4 @@
-"""Scores the gold answers of a named task's file, and other rows' answers: `python -m tools.offline.check_task`.
-
-Reads a TaskCheckOrder as one JSON line; `tools/tasks.py` is its command line.
-"""
+"""Scores the gold answers of a named task's file, and other rows' answers, for `tools/tasks.py`."""
 
 import json
 import os
@@ -17,10 +14,9 @@ from typing import Any, NamedTuple
 from actors.data.loading import load_rows
 from actors.rewards.binding.values import read_value
 from actors.rewards.loading import load_reward, reward_options
-from actors.runtime.process import leave
 from areal_bus.config.names.named_tasks import NAMED_TASKS, fill, gym_task
 from areal_bus.config.sections import Config
-from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.errors import ConfigError
 
 SHOW_S = 5.0  # interval between two lines of progress
 N_GENERATED = 50  # problems of a generated task, without a limit
@@ -30,16 +26,6 @@ MAX_NAMED = 5  # rows that the report names
 
 Row = dict[str, Any]
 Score = Callable[[str, Row], bool | None]  # completion, row -> right; None: the reward failed
-
-
-@dataclass(frozen=True, slots=True)
-class TaskCheckOrder:
-    """A task and its file."""
-
-    task: str
-    data: str  # JSON-lines file, or a Hugging Face data set; "": the task's own
-    limit: int | None
-    json: bool
 
 
 class Answers(NamedTuple):
@@ -62,20 +48,22 @@ class CheckedRow:
     has_error: bool  # a score failed
 
 
-def check_task(order: TaskCheckOrder, show: Callable[[int, int], None]) -> dict[str, Any]:
-    """Counts over the rows. Raises ConfigError for a file that is not of the task."""
-    config = configure(order)
+def check_task(task: str, data: str, limit: int | None, show: Callable[[int, int], None]) -> dict[str, Any]:
+    """Counts over the rows. `data`: a JSON-lines file or a Hugging Face data set; "": the task's own. Raises
+    ConfigError for a file that is not of the task.
+    """
+    config = configure(task, data, limit)
     rows = load_rows(config, Path.cwd())
     score = scorer(config)
-    golden = [index for index, row in enumerate(rows) if has_gold(order.task, row)]
+    golden = [index for index, row in enumerate(rows) if has_gold(task, row)]
     at = {index: place for place, index in enumerate(golden)}
     is_code = config.reward.function == "code"
     nonsense = NONSENSE[:N_NONSENSE_OF_CODE] if is_code else NONSENSE
 
     def check(index: int) -> CheckedRow:
-        other = other_answer(order.task, rows, golden, at[index]) if index in at else None
-        gold = forms(order.task, rows[index]) if index in at else ()
-        answers = Answers(gold, nonsense, None if other is None else forms(order.task, other)[0])
+        other = other_answer(task, rows, golden, at[index]) if index in at else None
+        gold = forms(task, rows[index]) if index in at else ()
+        answers = Answers(gold, nonsense, None if other is None else forms(task, other)[0])
         return check_row(rows[index], index, answers, score)
 
     checked = []
@@ -83,7 +71,7 @@ def check_task(order: TaskCheckOrder, show: Callable[[int, int], None]) -> dict[
         for row in threads.map(check, range(len(rows))):
             checked.append(row)
             show(len(checked), len(rows))
-    return counts(order.task, checked)
+    return counts(task, checked)
 
 
 def check_row(row: Row, index: int, answers: Answers, score: Score) -> CheckedRow:
@@ -112,17 +100,17 @@ def counts(task: str, checked: Sequence[CheckedRow]) -> dict[str, Any]:
     }
 
 
-def configure(order: TaskCheckOrder) -> Config:
-    tree: dict[str, Any] = {"data": {"task": order.task, "limit": order.limit}}
-    if gym_task(order.task):
-        tree["data"] |= {"size": order.limit or N_GENERATED, "held_out": 0}
-    if order.data:
-        tree["data"]["path"] = order.data
+def configure(task: str, data: str, limit: int | None) -> Config:
+    tree: dict[str, Any] = {"data": {"task": task, "limit": limit}}
+    if gym_task(task):
+        tree["data"] |= {"size": limit or N_GENERATED, "held_out": 0}
+    if data:
+        tree["data"]["path"] = data
     fill(tree)
     config = Config.model_validate(tree)
     if not config.data.path and not config.data.is_generated:
         raise ConfigError(
-            f"missing data of the task {order.task}, which has no Hugging Face id: give its file with --data FILE"
+            f"missing data of the task {task}, which has no Hugging Face id: give its file with --data FILE"
         )
     return config
 
@@ -204,23 +192,13 @@ class TaskProgress:
             print(f"{n} of {n_all} rows", file=sys.stderr, flush=True)
 
 
-def main() -> int:
-    order = TaskCheckOrder(**json.loads(sys.stdin.readline()))
+def run(task: str, data: str, limit: int | None, *, as_json: bool) -> int:
+    """Check and print the counts; with `as_json` one JSON object on standard output. Returns the exit code."""
     began = time.monotonic()
-    try:
-        found = check_task(order, TaskProgress().show)
-    except ArealBusError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    found = check_task(task, data, limit, TaskProgress().show)
     seconds = time.monotonic() - began
     for line in report(found, seconds):
-        print(line, file=sys.stderr if order.json else sys.stdout)
-    if order.json:
+        print(line, file=sys.stderr if as_json else sys.stdout)
+    if as_json:
         print(json.dumps(found | {"seconds": round(seconds, 2)}))
     return 0
-
-
-if __name__ == "__main__":
-    leave(main())

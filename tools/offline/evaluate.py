@@ -1,4 +1,4 @@
-"""Evaluates a model without a ring: `python -m tools.offline.evaluate`, for `tools/evaluate.py`."""
+"""Evaluates a model without a ring, for `tools/evaluate.py`."""
 
 import json
 import sys
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from actors.data.loading import load_problems, read_rows
 from actors.engines.builtin.engine import BuiltinEngine, EngineOptions
@@ -22,14 +21,13 @@ from actors.rewards.actor import scored, submit, with_roles
 from actors.rewards.loading import reward_name, reward_options
 from actors.rewards.pool import WorkerOrder, WorkerPool
 from actors.runtime.context import dump
-from actors.runtime.process import leave
 from actors.runtime.user_code import add_user_folder
 from actors.workflows.loading import close_workflow, load_workflow
 from areal_bus.config.names.named_tasks import evaluation_split
 from areal_bus.config.sections import Config
 from areal_bus.core.evaluation import Evaluation
 from areal_bus.core.parts.reward_parts import mean_fields
-from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.errors import ConfigError
 from areal_bus.messages import Finish, Prompt, Trajectory
 from areal_bus.storage.journal import Journal
 
@@ -47,11 +45,10 @@ class EvaluateOrder:
 
     model: str  # folder or Hugging Face id
     data: str  # JSON-lines file, or a Hugging Face data set
-    config: dict[str, Any]  # a whole Config
+    config: Config
     folder: str  # base of user modules and relative paths
     name: str  # of the evaluation, a part of its seeds, as "before" and "after" in a ring
     device: str  # "auto", "cpu" or "cuda"
-    json: bool  # one JSON object on the last line
 
 
 class Scorer:
@@ -102,9 +99,9 @@ class Scorer:
 
 def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evaluation:
     """Evaluate the model. Raises ConfigError when model, problems, reward or workflow cannot be used."""
-    config = configure(order)
+    config = order.config
     folder = find_model(order.model)
-    rows = find_rows(order, config)
+    rows = find_rows(order)
     add_user_folder(order.folder)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -132,19 +129,13 @@ def evaluate(order: EvaluateOrder, show: Callable[[Evaluation], None]) -> Evalua
     return evaluation
 
 
-def find_rows(order: EvaluateOrder, config: Config) -> list[dict[str, Any]]:
+def find_rows(order: EvaluateOrder) -> list[dict[str, Any]]:
     """The problems of the file, else those that the generated task holds out. Raises ConfigError."""
+    config = order.config
     if not order.data:
         return load_problems(config, order.folder)
     split = evaluation_split(order.data)
     return read_rows(order.data, config.data, Path.cwd(), split=split)[: config.evaluate.limit]
-
-
-def configure(order: EvaluateOrder) -> Config:
-    try:
-        return Config.model_validate(order.config)
-    except ValidationError as error:
-        raise ConfigError(f"the settings must be a complete config: {error}") from None
 
 
 def find_model(path: str) -> str:
@@ -216,23 +207,13 @@ def report(results: Results, failed: dict[int, str]) -> list[str]:
     return lines if first is None else [*lines, f"problem {first[0]} could not be sampled: {first[1]}"]
 
 
-def main() -> int:
-    order = EvaluateOrder(**json.loads(sys.stdin.readline()))
+def run(order: EvaluateOrder, *, as_json: bool) -> int:
+    """Evaluate and print the results; with `as_json` one JSON object on standard output. Returns the exit code."""
     progress = EvaluateProgress()
-    try:
-        evaluation = evaluate(order, progress.show)
-    except ArealBusError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        return 130
+    evaluation = evaluate(order, progress.show)
     results = results_of(evaluation, seconds=progress.seconds)
     for line in report(results, evaluation.failed):
-        print(line, file=sys.stderr if order.json else sys.stdout)
-    if order.json:
+        print(line, file=sys.stderr if as_json else sys.stdout)
+    if as_json:
         print(json.dumps(results | {"model": order.model, "data": order.data}))
     return 0
-
-
-if __name__ == "__main__":
-    leave(main())

@@ -1,8 +1,5 @@
-"""Converts a checkpoint to a Hugging Face folder: `python -m tools.offline.save_hf`, for `tools/save_hf.py`."""
+"""Converts a checkpoint to a Hugging Face folder, for `tools/save_hf.py`."""
 
-import json
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,30 +10,21 @@ from actors.learner.checkpoint.checkpoint import MASTER, POLICY, WHOLE_OPTIMIZER
 from actors.learner.checkpoint.shards import ShardReader
 from actors.models.loading import load_model, load_tokenizer
 from actors.models.model_config import base_of
-from actors.runtime.process import leave
-from areal_bus.errors import ArealBusError, ConfigError
+from areal_bus.errors import ConfigError
 from areal_bus.storage.versioned_dirs import temporary_folder
 
 
-@dataclass(frozen=True, slots=True)
-class SaveOrder:
-    """A verified checkpoint and where its model goes."""
-
-    checkpoint: str
-    folder: str
-    dtype: str  # "": that of the checkpoint
-    shard_gb: float
-
-
-def save_hf(order: SaveOrder) -> None:
-    """Write the folder, whole or not at all. Raises ConfigError when the model does not load or the disk is full."""
-    source, final = Path(order.checkpoint) / "model", Path(order.folder)
-    dtype = order.dtype or dtype_of(source)
+def save_hf(checkpoint: Path, final: Path, *, dtype: str = "", shard_gb: float = 5.0) -> None:
+    """Write the folder `final`, whole or not at all. `dtype` "": that of the checkpoint. Raises ConfigError when the
+    model does not load or the disk is full, CheckpointError.
+    """
+    source = checkpoint / "model"
+    dtype = dtype or dtype_of(source)
     model = load_model(str(source), dtype, "cpu")
-    n_exact = take_masters(model, Path(order.checkpoint)) if dtype == "float32" else 0
+    n_exact = take_masters(model, checkpoint) if dtype == "float32" else 0
     try:
         with temporary_folder(final) as building:
-            model.save_pretrained(building, max_shard_size=f"{order.shard_gb:g}GB")
+            model.save_pretrained(building, max_shard_size=f"{shard_gb:g}GB")
             load_tokenizer(str(source)).save_pretrained(building)
             if final.is_dir():
                 final.rmdir()  # an empty one
@@ -69,16 +57,3 @@ def take_masters(model: torch.nn.Module, checkpoint: Path) -> int:
                 parameters[key.removeprefix(prefix)].copy_(file.get_tensor(key))
                 n += 1
     return n
-
-
-def main() -> int:
-    try:
-        save_hf(SaveOrder(**json.loads(sys.stdin.readline())))
-    except ArealBusError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    leave(main())

@@ -38,7 +38,6 @@ from tests.support.learner_setup import (
 from tests.support.learner_setup import save as save_actor
 from tests.support.old_checkpoint import write_whole
 from tools import save_hf
-from tools.offline.save_hf import SaveOrder
 from tools.offline.save_hf import save_hf as offline_save_hf
 
 
@@ -52,7 +51,7 @@ def test_save_hf_writes_the_learners_float32_weights_of_a_rounded_model(tmp_path
     train(actor, range(1))
     folder = save(actor, tmp_path)
     assert save_hf.main([str(tmp_path), str(tmp_path / "float32"), "--dtype", "float32"]) == 0
-    offline_save_hf(SaveOrder(str(folder), str(tmp_path / "deep" / "rounded"), "", shard_gb=1e-5))
+    offline_save_hf(folder, tmp_path / "deep" / "rounded", shard_gb=1e-5)
     exact = AutoModelForCausalLM.from_pretrained(tmp_path / "float32", dtype=torch.float32)
     rounded = AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "rounded")
     assert len(list((tmp_path / "deep" / "rounded").glob("*.safetensors"))) > 1
@@ -223,7 +222,7 @@ def test_a_checkpoint_of_one_file_still_loads_and_goes_on_bit_for_bit(tmp_path: 
     for actor in (first, second):
         train(actor, range(2, 4))
     torch.testing.assert_close(weights(first.policy), weights(second.policy), atol=0, rtol=0)
-    offline_save_hf(SaveOrder(str(folder), str(tmp_path / "exact"), "float32", shard_gb=5))
+    offline_save_hf(folder, tmp_path / "exact", dtype="float32")
     assert load_model(str(tmp_path / "exact"), "float32", "cpu") is not None
 
 

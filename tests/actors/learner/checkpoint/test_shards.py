@@ -41,7 +41,7 @@ from tests.support.learner_setup import (
     tiny_actor,
     update,
 )
-from tools.offline.save_hf import SaveOrder, save_hf
+from tools.offline.save_hf import save_hf
 
 CHAIN = ((2, 1), (4, 2), (3, 1), (1, 1))  # (ranks, copies of the model)
 MASTERS, LORA, MUON = "masters", "lora", "muon"
@@ -114,7 +114,7 @@ def test_a_checkpoint_loads_bit_for_bit_at_another_number_of_ranks_and_copies(tm
         folder = tmp_path / MASTERS / "checkpoints" / f"step-{number + 1:06d}"
         checkpoint.verify(folder)
         assert len(list((folder / "shards").iterdir())) == len(list((folder / "model").glob("*.safetensors"))) == size
-        save_hf(SaveOrder(str(folder), str(tmp_path / f"hf-{number}"), "float32", shard_gb=5.0))
+        save_hf(folder, tmp_path / f"hf-{number}", dtype="float32")
         exact = load_model(str(tmp_path / f"hf-{number}"), "float32", "cpu")
         rounded = load_model(str(folder / "model"), "float32", "cpu")
         reader = ShardReader(folder)

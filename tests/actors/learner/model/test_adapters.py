@@ -27,7 +27,7 @@ from areal_bus.config.sections import Config
 from areal_bus.errors import CheckpointError, ConfigError, EngineError
 from launch.checks.model_checks import check_lora
 from tests.support.learner_setup import save, scratch_tokenizer, settings, tiny_actor, tiny_model, train, weights
-from tools.offline.save_hf import SaveOrder, save_hf
+from tools.offline.save_hf import save_hf
 
 LORA = {"rank": 4, "alpha": 6}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -170,7 +170,7 @@ def test_an_adapter_folder_is_a_model_folder_and_the_start_of_a_run(tmp_path: Pa
     if "dora" not in VARIANTS[variant].get("variant", ()):  # transformers loses its magnitudes; peft reads them
         of_transformers = AutoModelForCausalLM.from_pretrained(folder)
         assert torch.allclose(plain_logprobs(of_transformers), logprobs(actor.policy), atol=1e-5)
-    save_hf(SaveOrder(str(Path(folder).parent), str(tmp_path / "whole"), "", 5.0))
+    save_hf(Path(folder).parent, tmp_path / "whole")
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
     assert all(map(torch.equal, whole.parameters(), found.parameters()))
     (tmp_path / "base").rename(tmp_path / "elsewhere")
