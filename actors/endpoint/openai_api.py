@@ -4,37 +4,18 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from areal_bus.config.rollout import OURS
 from areal_bus.foreign_text import cut
 
 Message = dict[str, Any]  # role, content, and where they are there name, tool_calls, tool_call_id
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-MESSAGE_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id"}
 IGNORED = {"user", "metadata", "safety_identifier", "prompt_cache_key"}  # labels without effect on the answer
 IGNORED |= {"seed"}  # the samples of a group would be equal
-CONTROLS = (  # OpenAI's fields, then those that vLLM and SGLang add
-    *("stop", "frequency_penalty", "presence_penalty", "logit_bias"),
-    *("top_k", "min_p", "min_tokens", "repetition_penalty", "stop_token_ids", "ignore_eos"),
-)
-SUPPORTED = {
-    "model",  # any name: there is one model
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "stream",
-    "stream_options",
-    "logprobs",
-    "tools",
-    "tool_choice",
-    "n",
-    "chat_template_kwargs",
-    *CONTROLS,
-}
+IGNORED |= {"model"}  # any name: there is one model
 DEFAULTS: Mapping[str, tuple[Any, ...]] = {  # accepted with these values, which request the default behaviour
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
@@ -48,13 +29,123 @@ REASONS: Mapping[str, str] = {  # why others are refused
     "prompt, and reward it",
     "top_logprobs": "engines return the log-probs of sampled tokens only",
 }
-TOOL_CHOICES = ("auto", "none", "required")
-
-
 MOST_STOPS, LONGEST_STOP = 64, 1000  # stop strings of a request, and characters of one: each token is compared
 MOST_CHOICES = 16
 MOST_TOOLS = 512  # of a request: the text of the template is searched for each name
 DEEPEST = 200  # levels of lists and objects in a request
+Number = Annotated[float, Field(gt=-1e9, lt=1e9)]
+
+
+class _Strict(BaseModel):
+    """A part of a request. Fields that it does not list are ignored."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+
+
+class _CalledFunction(_Strict):
+    name: str
+    arguments: str
+
+
+class _ToolCall(_Strict):
+    id: str
+    type: Literal["function"] = "function"
+    function: _CalledFunction
+
+
+class _TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+def _listed(value: Any) -> Any:
+    """A text is a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+class _ChatMessage(_Strict, extra="forbid"):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: list[_TextPart] = []
+    name: str | None = None
+    tool_calls: list[_ToolCall] = []
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_fields(cls, message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message
+        message = {name: value for name, value in message.items() if value not in (None, [], {})}
+        if isinstance(content := message.get("content"), str):
+            message["content"] = [{"type": "text", "text": content}]
+        return message
+
+    def for_template(self) -> Message:
+        """The message for the chat template: content as text, without empty fields."""
+        role = "system" if self.role == "developer" else self.role
+        read: Message = {"role": role, "content": "".join(part.text for part in self.content)}
+        calls = [call.model_dump() for call in self.tool_calls]
+        more = {"name": self.name, "tool_call_id": self.tool_call_id, "tool_calls": calls or None}
+        return read | {name: value for name, value in more.items() if value is not None}
+
+
+class _ToolFunction(_Strict):
+    name: str
+
+
+class _Tool(_Strict):
+    type: Literal["function"]
+    function: _ToolFunction
+
+
+class _StreamOptions(_Strict, extra="forbid"):
+    include_usage: bool | None = None
+    include_obfuscation: Any = None
+
+
+class _Controls(_Strict):
+    """OpenAI's fields, then those that vLLM and SGLang add. The engine checks their ranges."""
+
+    stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]], BeforeValidator(_listed)] = (
+        Field([], max_length=MOST_STOPS)
+    )
+    frequency_penalty: Number = 0.0
+    presence_penalty: Number = 0.0
+    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,19}$")], Number] = {}  # {"50256": -100}
+    top_k: int = Field(0, ge=-1)  # -1: all
+    min_p: Number = 0.0
+    min_tokens: int = Field(0, ge=0)
+    repetition_penalty: Number = 1.0
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
+    ignore_eos: bool = False
+
+    def given(self) -> dict[str, Any]:
+        """The fields of SamplingControls that the request sets."""
+        found = self.model_dump(include=set(_Controls.model_fields), exclude_unset=True)
+        for name in found.keys() & {"stop", "stop_token_ids"}:
+            found[name] = tuple(found[name])
+        if "logit_bias" in found:
+            found["logit_bias"] = tuple((int(token), bias) for token, bias in found["logit_bias"].items())
+        if "top_k" in found:
+            found["top_k"] = max(0, found["top_k"])
+        if "min_tokens" in found:
+            found["min_new_tokens"] = found.pop("min_tokens")
+        return found
+
+
+class _ChatRequest(_Controls):
+    messages: list[_ChatMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: Number | None = None
+    top_p: Number | None = None
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    logprobs: bool = False
+    tools: list[_Tool] = Field([], max_length=MOST_TOOLS)
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    chat_template_kwargs: dict[str, Any] = {}
 
 
 class RequestRejected(Exception):
@@ -88,37 +179,42 @@ def read_call(body: bytes) -> ChatCall:
     """Parse a request body. Raises RequestRejected."""
     fields = {name: value for name, value in read_object(body).items() if value is not None}  # null is "not set"
     for name, value in fields.items():
-        if name not in SUPPORTED and name not in IGNORED and value not in DEFAULTS.get(name, ()):
+        if name not in _ChatRequest.model_fields and name not in IGNORED and value not in DEFAULTS.get(name, ()):
             reason = f" ({REASONS[name]})" if name in REASONS else ""
             raise RequestRejected(f"{name} = {shown(value)} is not supported{reason}: leave it out")
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestRejected("messages must be a list of one message or more")
-    options, stream = fields.get("stream_options", {}), read_flag(fields, "stream")
-    if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
-        raise RequestRejected(f"stream_options may hold include_usage only: it is {shown(options)}")
-    if options and not stream:
+    try:
+        asked = _ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise RequestRejected(in_words(error)) from None
+    if fields.get("stream_options") and not asked.stream:
         raise RequestRejected("stream_options need stream = true: leave them out")
-    tools, choice, n = read_tools(fields.get("tools", [])), fields.get("tool_choice", "auto"), fields.get("n", 1)
-    if choice not in TOOL_CHOICES:
-        raise RequestRejected(f"tool_choice must be one of {', '.join(TOOL_CHOICES)}: it is {shown(choice)}")
-    if read_whole(n, "n", least=1) > MOST_CHOICES:
-        raise RequestRejected(f"n must be at most {MOST_CHOICES}: it is {n}")
+    if asked.chat_template_kwargs.keys() & set(OURS):
+        raise RequestRejected(
+            f"chat_template_kwargs must hold arguments of the template: it is {shown(asked.chat_template_kwargs)}"
+        )
+    limits = [n for n in (asked.max_tokens, asked.max_completion_tokens) if n is not None]
     return ChatCall(
-        messages=tuple(read_message(message, at) for at, message in enumerate(messages)),
+        messages=tuple(message.for_template() for message in asked.messages),
         body=body,
-        tools=tools,
-        reads_tool_calls=bool(tools) and choice != "none",
-        n=n,
-        max_tokens=read_max_tokens(fields),
-        temperature=read_number(fields, "temperature"),
-        top_p=read_number(fields, "top_p"),
-        stream=stream,
-        stream_usage=options.get("include_usage") is not None and read_flag(options, "include_usage"),
-        logprobs=read_flag(fields, "logprobs"),
-        controls=read_controls(fields),
-        template_arguments=read_arguments(fields.get("chat_template_kwargs", {})),
+        tools=tuple(fields.get("tools", ())),
+        reads_tool_calls=bool(asked.tools) and asked.tool_choice != "none",
+        n=asked.n,
+        max_tokens=min(limits, default=None),
+        temperature=asked.temperature,
+        top_p=asked.top_p,
+        stream=asked.stream,
+        stream_usage=bool(asked.stream_options.include_usage),
+        logprobs=asked.logprobs,
+        controls=asked.given(),
+        template_arguments=asked.chat_template_kwargs,
     )
+
+
+def in_words(error: ValidationError) -> str:
+    """The first fault: "invalid messages[0].role: input should be ...: it is ..."."""
+    first = error.errors(include_url=False)[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    return f"invalid {where}: {first['msg'][:1].lower()}{first['msg'][1:]}: it is {shown(first['input'])}"
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -148,157 +244,6 @@ def is_deeper(value: dict[str, Any] | list[Any], levels: int) -> bool:
 
 def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
-
-
-def read_message(message: Any, at: int) -> Message:
-    """The message for the chat template: content as text, without empty fields. Raises RequestRejected."""
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
-        raise RequestRejected(f"messages[{at}] must be an object with a role, one of {', '.join(ROLES)}")
-    set_fields = {name: value for name, value in message.items() if value not in (None, [], {})}
-    unknown = sorted(set_fields.keys() - MESSAGE_FIELDS)
-    if unknown:
-        raise RequestRejected(f"messages[{at}].{unknown[0]} is not supported: leave it out")
-    role = "system" if message["role"] == "developer" else message["role"]
-    read: Message = {"role": role, "content": read_content(message.get("content"), at)}
-    for name in ("name", "tool_call_id"):
-        if name in set_fields:
-            read[name] = read_text(set_fields[name], f"messages[{at}].{name}")
-    if "tool_calls" in set_fields:
-        read["tool_calls"] = [read_tool_call(call, at) for call in as_list(set_fields["tool_calls"], at)]
-    return read
-
-
-def read_content(content: Any, at: int) -> str:
-    """The content as text; text parts are joined."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in as_list(content, at):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestRejected(f"messages[{at}].content must be text, or parts of the type text")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def read_tool_call(call: Any, at: int) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or call.get("type", "function") != "function":
-        raise RequestRejected(f"messages[{at}].tool_calls must be calls of functions")
-    name, arguments = function.get("name"), function.get("arguments")
-    return {
-        "id": read_text(call.get("id"), f"messages[{at}].tool_calls[].id"),
-        "type": "function",
-        "function": {
-            "name": read_text(name, f"messages[{at}].tool_calls[].function.name"),
-            "arguments": read_text(arguments, f"messages[{at}].tool_calls[].function.arguments"),
-        },
-    }
-
-
-def read_tools(tools: Any) -> tuple[dict[str, Any], ...]:
-    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
-        raise RequestRejected(f"tools must be a list of at most {MOST_TOOLS} functions")
-    for at, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if (
-            not isinstance(function, dict)
-            or tool.get("type") != "function"
-            or not isinstance(function.get("name"), str)
-        ):
-            raise RequestRejected(f"tools[{at}] must be a function with a name")
-    return tuple(tools)
-
-
-def read_max_tokens(fields: Mapping[str, Any]) -> int | None:
-    """The smaller one of max_tokens and max_completion_tokens."""
-    given = [fields[name] for name in ("max_tokens", "max_completion_tokens") if name in fields]
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in given):
-        raise RequestRejected(f"max_tokens must be a whole number of at least 1: it is {shown(given[0])}")
-    return min(given, default=None)
-
-
-def read_number(fields: Mapping[str, Any], name: str) -> float | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e9 < value < 1e9:
-        raise RequestRejected(f"{name} must be a number: it is {shown(value)}")
-    return float(value)
-
-
-def read_flag(fields: Mapping[str, Any], name: str) -> bool:
-    value = fields.get(name, False)
-    if not isinstance(value, bool):
-        raise RequestRejected(f"{name} must be true or false: it is {shown(value)}")
-    return value
-
-
-def read_controls(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of SamplingControls that a request sets. Raises RequestRejected; the engine checks their ranges."""
-    found: dict[str, Any] = {}
-    for name in ("frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"):
-        if name in fields:
-            found[name] = read_number(fields, name)
-    if "top_k" in fields:
-        found["top_k"] = max(0, read_whole(fields["top_k"], "top_k", least=-1))  # -1: all
-    if "min_tokens" in fields:
-        found["min_new_tokens"] = read_whole(fields["min_tokens"], "min_tokens")
-    if "ignore_eos" in fields:
-        found["ignore_eos"] = read_flag(fields, "ignore_eos")
-    if "stop" in fields:
-        found["stop"] = read_stops(fields["stop"])
-    if "stop_token_ids" in fields:
-        found["stop_token_ids"] = read_token_ids(fields["stop_token_ids"])
-    if "logit_bias" in fields:
-        found["logit_bias"] = read_bias(fields["logit_bias"])
-    return found
-
-
-def read_arguments(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or value.keys() & set(OURS):
-        raise RequestRejected(f"chat_template_kwargs must hold arguments of the template: it is {shown(value)}")
-    return value
-
-
-def read_whole(value: Any, name: str, *, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise RequestRejected(f"{name} must be a whole number of at least {least}: it is {shown(value)}")
-    return value
-
-
-def read_stops(value: Any) -> tuple[str, ...]:
-    """One text, or a list of them."""
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise RequestRejected(f"stop must be a text, or a list of texts, none of them empty: it is {shown(value)}")
-    if len(stops) > MOST_STOPS or max(map(len, stops), default=0) > LONGEST_STOP:
-        raise RequestRejected(f"stop has at most {MOST_STOPS} texts of at most {LONGEST_STOP} characters")
-    return tuple(stops)
-
-
-def read_token_ids(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise RequestRejected(f"stop_token_ids must be a list of token ids: it is {shown(value)}")
-    return tuple(read_whole(token, "stop_token_ids[]") for token in value)
-
-
-def read_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """{"50256": -100}: token ids are texts, as in all of JSON."""
-    if not isinstance(value, dict) or not all(token.isdecimal() and len(token) < 20 for token in value):
-        raise RequestRejected(f"logit_bias must be an object of token ids and numbers: it is {shown(value)}")
-    return tuple((int(token), read_number(value, token) or 0.0) for token in value)
-
-
-def read_text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise RequestRejected(f"{where} must be text: it is {shown(value)}")
-    return value
-
-
-def as_list(value: Any, at: int) -> list[Any]:
-    if not isinstance(value, list):
-        raise RequestRejected(f"messages[{at}] must hold text or lists: it has {shown(value)}")
-    return value
 
 
 def shown(value: Any) -> str:
