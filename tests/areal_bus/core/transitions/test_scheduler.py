@@ -59,15 +59,17 @@ def story(scenario: Scenario, head_class: type[Head]) -> tuple[object, object]:
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 1 << 30),
-    n_generators=st.integers(1, 9),
+    n_generators=st.none() | st.integers(4, 9),
     batch_size=st.integers(3, 12),
     n_samples=st.integers(1, 5),
     capacity=st.integers(1, 12),
     policy=st.sampled_from(StalenessPolicy),
 )
-def test_scheduler_leases_as_the_plain_ways_do_among_many_generators(
-    seed: int, n_generators: int, batch_size: int, n_samples: int, capacity: int, policy: StalenessPolicy
+def test_scheduler_leases_as_the_plain_ways_do_among_few_and_many_generators(
+    seed: int, n_generators: int | None, batch_size: int, n_samples: int, capacity: int, policy: StalenessPolicy
 ) -> None:
     sizes = {"batch_size": batch_size, "n_samples": n_samples, "capacity": capacity, "total_steps": 3}
-    scenario = replace(draw(seed, policy), n_generators=n_generators, joins_s=(0.0,) * n_generators, **sizes)  # type: ignore[arg-type]
+    scenario = replace(draw(seed, policy), **sizes)  # type: ignore[arg-type]
+    if n_generators is not None:
+        scenario = replace(scenario, n_generators=n_generators, joins_s=(0.0,) * n_generators)
     assert story(scenario, Head) == story(scenario, PlainHead)
