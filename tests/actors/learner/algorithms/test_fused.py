@@ -217,3 +217,9 @@ def test_the_effective_share_is_never_above_1(way: Way, n: int, weight: float) -
     found = way(*[torch.zeros(n)] * 2, torch.full((n,), -math.log(weight)), torch.ones(n))
     share = effective_share(*found.spread.tolist(), n)
     assert 1 - 1e-12 < share <= 1
+
+
+def test_tiny_mismatches_survive_single_precision() -> None:
+    behav = torch.full((1000,), -3.0)
+    prox = behav + 2.0**-20
+    assert float(gap(prox, behav).kl) == pytest.approx(1000 * 2.0**-41, rel=1e-3)

@@ -152,3 +152,37 @@ def test_an_estimator_and_its_gradient_are_those_of_the_formula(name: str) -> No
         r = b - a
         wanted = {"k1": (-r, 1.0), "k2": (r * r / 2, -r), "k3": (math.exp(r) - 1 - r, 1 - math.exp(r))}[name]
         assert (value, slope) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_oapl_fits_the_log_ratio_of_a_trajectory_to_its_advantage() -> None:
+    t = tokens(6, spread=0.6)
+    losses, _ = split(LOSSES["oapl"](t, ActorConfig(loss="oapl", reward_scaling=4.0)))
+    slopes, at = gradient(losses.sum(), t.logprobs_N), 0
+    for n in LENGTHS:
+        own = slice(at, at + n)
+        error = math.fsum((t.logprobs_N.detach() - t.behav_N)[own].tolist()) - float(t.advantages_N[at])
+        assert losses[own].tolist() == pytest.approx([error**2 / 8] * n, abs=1e-12)
+        assert slopes[own].tolist() == pytest.approx([n * error / 4] * n, abs=1e-12)
+        at += n
+
+
+LOGITS = torch.tensor([0.3, -1.2, 2.0, 0.7], dtype=torch.float64)
+OTHER = torch.tensor([-0.5, 0.4, 1.1, 0.2], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_unbiased", "direction"), [("k1", True, "none"), ("k2", False, "reverse"), ("k3", True, "forward")]
+)
+def test_mean_of_an_estimator_and_of_its_gradient_over_the_policy(name: str, is_unbiased: bool, direction: str) -> None:
+    """By enumeration of all four tokens, so exact: what the docstrings state."""
+    logits = LOGITS.clone().requires_grad_()
+    current, reference = logits.log_softmax(0), OTHER.log_softmax(0)
+    weights = current.detach().exp()  # how often each token is sampled
+    estimate = (weights * KL_ESTIMATORS[name](current, reference)).sum()
+    divergence = (current.exp() * (current - reference)).sum()
+    assert (estimate.item() == pytest.approx(divergence.item())) == is_unbiased
+    (found,) = torch.autograd.grad(estimate, logits, retain_graph=True)
+    forward = (reference.exp() * (reference - current)).sum()
+    target = {"none": 0 * logits.sum(), "reverse": divergence, "forward": forward}[direction]
+    (wanted,) = torch.autograd.grad(target, logits)
+    assert torch.allclose(found, wanted, atol=1e-12)

@@ -11,6 +11,7 @@ import torch
 from actors.learner.algorithms.advantages import shape_rewards
 from actors.learner.batching import build, minibatches
 from actors.learner.model.critic import fill_returns
+from actors.learner.model.frozen_model import FrozenModels
 from actors.learner.update.advantage_stage import longest_turn, repeated_share, trajectories_of
 from actors.workflows.protocol import at_turn_ends
 from areal_bus.config.learner import ActorConfig
@@ -19,12 +20,15 @@ from areal_bus.messages import ShardItem
 from areal_bus.sample_fields import TOKEN_REWARD, packed
 from tests.support.learner_setup import (
     PLAIN,
+    frozen_model,
+    gradients,
     prepared,
     random_shard,
     settings,
     shard_item,
     tiny_actor,
     update,
+    watch_gradients,
 )
 
 CLOCK = 3
@@ -317,3 +321,51 @@ def test_a_critics_returns_end_with_the_reward_of_each_role(tmp_path: Path) -> N
         batch, [torch.tensor([1.0, -3.0], dtype=torch.float64)] * 4, {i: torch.zeros(4) for i in range(4)}, config
     )
     assert batch.streams["returns"][0].tolist() == [1.0, 1.0, -3.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    "actor",
+    [
+        {"loss": "gspo", "kl_ctl": 0.5, "kl_estimator": "k2"},
+        {"loss": "gspo", "kl_ctl": 0.5},
+        {"loss": "gspo", "kl_ctl": 0.5, "kl_in": "reward", "kl_estimator": "k1"},
+        {"advantage": "distill"},
+    ],
+)
+def test_a_policy_that_is_the_reference_or_the_teacher_has_a_divergence_of_exactly_zero(
+    tmp_path: Path, actor: dict[str, Any]
+) -> None:
+    """Its gradient is that without the term; by distillation alone exactly zero."""
+    shard = random_shard(6, clock=CLOCK)
+    one = tiny_actor(tmp_path / "one", settings(actor=actor | {"max_grad_norm": 1e9}))
+    model = frozen_model(one.policy, seed=0)
+    one.frozen = FrozenModels(model if "kl_ctl" in actor else None, None if "kl_ctl" in actor else model)
+    found, stats = watch_gradients(one), update(one, shard)
+    assert stats["kl_ref" if "kl_ctl" in actor else "kl_teacher"] == 0.0
+    assert stats["n_tokens_skipped"] == 0
+    if "kl_ctl" in actor:
+        plain = tiny_actor(tmp_path / "plain", settings(actor={"loss": "gspo", "max_grad_norm": 1e9}))
+        torch.testing.assert_close(found, gradients(plain, shard), atol=1e-7, rtol=1e-5)
+    else:
+        assert not any(bool(g.any()) for g in found)
+
+
+@pytest.mark.parametrize("over", ["signal", "all"])
+def test_the_normalisation_counts_groups_without_signal_or_not(tmp_path: Path, over: str) -> None:
+    flat = [replace(item, reward=0.5) if item.group == 2 else item for item in random_shard(5)]
+    config = settings(
+        actor={**PAPER, "advantage": "rloo", "normalize_batch": "all" if over == "all" else True, "std_unbiased": False}
+    )
+    batch = prepared(tiny_actor(tmp_path, config), flat)
+    tokens = torch.cat(
+        [
+            batch.advantages[i].expand(item.n_trained)
+            for i, item in enumerate(batch.items)
+            if over == "all" or item.group != 2
+        ]
+    )
+    assert float(tokens.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(tokens.std(unbiased=False)) == pytest.approx(1.0, abs=1e-4)
+    of_flat = batch.advantages[[item.group == 2 for item in batch.items]]
+    assert bool((of_flat != 0).all()) == (over == "all")
+    assert batch.signal.all() == (over == "all")

@@ -20,8 +20,10 @@ from tests.support.learner_setup import (
     settings,
     tiny_actor,
     tiny_model,
+    train,
     update,
     watch_gradients,
+    weights,
 )
 
 HEAT, CLOCK = 0.7, 3
@@ -100,3 +102,19 @@ def test_a_model_without_a_linear_head_is_refused_as_pupil_or_teacher(tmp_path: 
     model.config.logit_scale = 0.5
     with pytest.raises(ConfigError, match=r"actor\.distill_beta needs a model whose logits are the output of a linear"):
         tiny_actor(tmp_path, config_of(None), model=model).policy.check_chunks("actor.distill_beta")
+
+
+@pytest.mark.parametrize(
+    "way", [{"ppo_epochs": 2, "ppo_n_minibatches": 2}, {"lora": {"rank": 4}}], ids=["passes", "adapters"]
+)
+def test_distillation_brings_the_policy_near_its_teacher_in_several_passes_and_by_adapters(
+    tmp_path: Path, way: dict[str, Any]
+) -> None:
+    found = []
+    for budget in (30, 10_000):
+        config = config_of(0.0, 6, budget=budget, loss="ppo", lr=3e-3, adam_eps=1e-4, **way)
+        actor = tiny_actor(tmp_path / str(budget), config)
+        stats = train(actor, range(4))
+        found.append(weights(actor.policy))
+        assert stats[-1]["kl_teacher"] < 0.97 * stats[0]["kl_teacher"]
+    torch.testing.assert_close(*found, atol=1e-6, rtol=0)

@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from areal_cpu.matmul import stepped
+from benchmarks.pack.inputs import lengths
 from tests.support.learner_setup import settings, shard_item, tiny_actor, tiny_model, update
 
 
@@ -58,3 +59,18 @@ def test_an_update_reads_each_completion_without_its_last_token_and_each_prompt_
     n, n_seen = 2 * 7 + 20 - 4, 4 * 7 + 20 - 4
     more = stepped(n, torch.device("cpu")) - n  # rows are padded to a length that is compiled already
     assert found == {"model": n + more, "attention": n_seen + more, "trained": 20}
+
+
+@pytest.mark.usefixtures("as_kernels_run")
+@pytest.mark.parametrize("seed", range(2))
+def test_an_update_computes_at_most_1_03_tokens_for_each_real_one(tmp_path: Path, seed: int) -> None:
+    """Log-normal lengths; a micro-batch holds a tenth of the update. Padding to the longest costs over 4."""
+    n_groups, n_samples, n_prompt = 32, 4, 20
+    completions = lengths(n_groups * n_samples, seed, median=39.0, sigma=1.0, longest=512)
+    found = counted(completions, n_samples, n_prompt, budget=1024, folder=tmp_path)
+    real = sum(completions) + n_prompt * n_groups
+    whole = sum(completions) + n_prompt * len(completions)
+    assert found["trained"] == sum(completions)
+    assert found["model"] <= 1.03 * real
+    assert found["attention"] <= 1.03 * whole
+    assert (max(completions) + n_prompt) * len(completions) > 3 * whole
