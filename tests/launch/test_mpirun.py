@@ -187,7 +187,7 @@ def test_mpi_init_has_the_deadline_of_the_launch_and_a_rank_over_it_is_named() -
     with mpirun(2, "-c", STUCK, "1") as job:
         _, said = job.communicate(timeout=PATIENCE_S)
         assert job.returncode != 0
-    assert "rank 0: MPI_Init must return within launch.timeout_s = 1: process " in said
+    assert "rank 0: MPI_Init must return within launch.timeout_s = 1; process " in said
     assert "rank 1: MPI_Init" not in said
 
 

@@ -288,6 +288,7 @@ def test_an_environment_that_cannot_be_used_is_a_sentence(folder: Path) -> None:
 GROUPS = """
 import json, sys
 from actors.rewards.loading import all_options, load_group
+from areal_bus.config.loader import resolve
 for rewards in ("right shares", "right raises too_few of_a_group"):
     tree = json.loads(sys.argv[2])
     tree["workflow"]["arguments"]["rewards"] = rewards
