@@ -210,7 +210,6 @@ MAX_PATH_BYTES = 107  # Linux: sun_path without its final zero
 NAME_BYTES = 40  # of a socket in such a folder: generator-4095.1000000
 FALL_BACK = "/tmp"
 FOLDERS = "areal-bus-"  # their names begin so
-HELD = "sockets.lock"  # in each: its maker holds the lock
 
 
 def temporary_parent(name_bytes: int) -> Path:
@@ -220,27 +219,34 @@ def temporary_parent(name_bytes: int) -> Path:
     return Path(parent if longest <= MAX_PATH_BYTES else FALL_BACK)
 
 
+def lock_name() -> str:
+    """The file in each such folder whose lock its maker holds. One name a kernel: on some shared disks the processes of
+    other hosts do not see the lock.
+    """
+    return f"sockets-{machine().partition(' ')[0]}.lock"
+
+
 def made_folder(prefix: str) -> Path:
     """A new folder for sockets, mode 0700; those whose makers were killed are removed. Raises OSError."""
     parent = temporary_parent(len(prefix) + 8)  # mkdtemp appends 8 characters
     remove_abandoned(parent)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    building = folder / f".{HELD}"
+    building = folder / f".{lock_name()}"
     lock = os.open(building, os.O_CREAT | os.O_RDWR, 0o600)  # stays open until this process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
     except OSError:  # a file system without locks: the folder is never taken as abandoned
         os.close(lock)
     else:
-        building.rename(folder / HELD)  # seen by others only when it is locked
+        building.rename(folder / lock_name())  # seen by others only when it is locked
     return folder
 
 
 def remove_abandoned(parent: Path) -> None:
     """Remove this user's folders for sockets whose makers were killed: nobody holds their lock."""
-    for path in parent.glob(f"{FOLDERS}*/{HELD}"):
+    for path in parent.glob(f"{FOLDERS}*/{lock_name()}"):
         with contextlib.suppress(OSError):  # it is held, or has just been removed
-            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # no wait for the writer of a FIFO
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.fstat(lock).st_uid == os.geteuid():

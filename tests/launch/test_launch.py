@@ -22,6 +22,7 @@ from launch.plan.network import (
     choose_interfaces,
     describe,
     local_facts,
+    lock_name,
     made_folder,
     named_apart,
     open_endpoint,
@@ -126,15 +127,19 @@ def test_a_folder_of_a_killed_process_is_removed_at_the_next_start(monkeypatch: 
         run = Path(parent) / "areal-bus-run"  # of a job, with the job's own lock
         run.mkdir()
         (run / "lock").touch()
+        for name, lock in ("waits", lock_name()), ("other-host", "sockets-another-kernel.lock"):
+            (Path(parent) / f"areal-bus-{name}").mkdir()
+            os.mkfifo(Path(parent) / f"areal-bus-{name}" / lock)  # an opening must not wait for its writer
+        kept = {run, Path(parent) / "areal-bus-other-host"}
         words, inside = [sys.executable, "-c", make], os.environ | {"TMPDIR": parent}
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=inside) as maker:
             assert maker.stdout is not None
             folder, ours = Path(maker.stdout.readline().strip()), made_folder("areal-bus-")
             found = set(Path(parent).iterdir())
             maker.kill()
-        assert found == {run, folder, ours}
+        assert found == kept | {folder, ours}
         made = made_folder("areal-bus-")
-        assert set(Path(parent).iterdir()) == {run, ours, made}
+        assert set(Path(parent).iterdir()) == kept | {ours, made}
 
 
 def host(name: str, machine: str = "", **interfaces: str) -> HostFacts:
