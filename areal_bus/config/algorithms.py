@@ -99,7 +99,8 @@ def rounding_rules(c: Config, served: NumberFormats, where: str) -> Iterator[str
         )
     if (nf4 or rounded) and ignores_sampler(c.actor):
         what = f"{rounded} ({where})" if rounded else 'actor.lora.variant "nf4"'
-        remedy = 'actor.correction = "decoupled" or "tis"'
+        named = '"decoupled" or "tis"' if c.actor.use_decoupled_loss else '"tis"'  # false contradicts "decoupled"
+        remedy = f"actor.correction = {named}"
         remedy += "" if c.actor.recompute_logprobs else ", and actor.recompute_logprobs = true"
         remedy = "actor.recompute_logprobs = false" if c.actor.loss == "sapo" else remedy
         yield (

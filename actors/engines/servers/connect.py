@@ -40,7 +40,7 @@ from actors.models.lora import BASE_DIGEST, adapted_layers, adapter_tensors
 from actors.models.model_config import CONFIG_FILE, PREFIX, WEIGHTS_FILE, base_of
 from actors.runtime.context import Context
 from areal_bus.config.learner import LoraConfig
-from areal_bus.config.names.engines import kind_of
+from areal_bus.config.names.engines import NumberFormats, kind_of
 from areal_bus.config.sections import Config
 from areal_bus.errors import ConfigError, EngineLost
 
@@ -49,7 +49,7 @@ def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str
     """Why the server is sent merged weights instead of adapters; "" if it takes adapters. Asks the server."""
     config, timeout_s = met.config, met.config.engine.call_timeout_s
     lora = config.actor.lora or LoraConfig()
-    rank = max(rank for rank, _ in lora.forms)
+    rank, loader = max(rank for rank, _ in lora.forms), NumberFormats.of_arguments(config.engine.arguments).loader
     try:
         paths = set(met.link.call("GET", "/openapi.json", timeout_s=timeout_s)["paths"])
         settings = met.link.call("GET", routes.info, timeout_s=timeout_s)
@@ -60,7 +60,7 @@ def why_merged(met: ServerContext, routes: AdapterRoutes, server: Server) -> str
         (not {routes.load, routes.unload} <= paths, f"it has no route {routes.load}"),
         (most < 1, "it was started without --enable-lora"),
         (most < rank, f"it takes adapters up to rank {most}, not {rank} (--max-lora-rank)"),
-        (met.process is not None and "--load-format" not in config.engine.arguments, "it was started without weights; "
+        (met.process is not None and loader in ("", "dummy"), "it was started without weights; "
          "engine.arguments with --load-format auto lets it load the base"),
         (bool(met.shape.tied) and is_untied, "its output layer is apart from the embedding, and the model's files have "
          "one for both"),

@@ -85,7 +85,7 @@ FLAGS = {
     "--load-format": "loader",
 }
 ALIKE = ("auto", "none", "None")  # values that leave the model's format
-SHORT = {"bf16": "bfloat16"}  # a name of a KV-cache dtype at SGLang
+SHORT = {"bf16": "bfloat16", "float": "float32", "half": "float16"}  # other names that servers take
 OF_ONE_BYTE = ("fp8", "mxfp8", "int8", "w8a8")  # beginnings of names of formats
 
 

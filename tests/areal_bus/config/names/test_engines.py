@@ -72,6 +72,7 @@ def test_an_object_that_is_not_an_engine_is_refused_with_its_missing_methods() -
         ("--quantization=int8_per_channel --kv-cache-dtype fp8", "weights in int8_per_channel"),
         ("-q fp8 --quantization none --kv_cache_dtype=fp8_e5m2", "keys and values in fp8_e5m2"),
         ("--dtype bfloat16", "weights in bfloat16"),
+        ("--dtype float", ""),
         ("--dtype float32 --kv-cache-dtype auto --gpu-memory-utilization 0.8 --quantization", ""),
     ],
 )
@@ -103,6 +104,13 @@ def test_numbers_of_fewer_bits_need_the_ratio_to_the_sampler_and_the_remedy_is_a
         "set actor.recompute_logprobs = false": {"recompute_logprobs": False},
     }
     check(Config.model_validate(RUN | more | {"actor": actor | remedies[said.partition("; ")[2]]}))
+
+
+def test_the_remedy_for_fewer_bits_names_no_correction_that_other_settings_contradict() -> None:
+    actor: dict[str, Any] = {"use_decoupled_loss": False}
+    more = {"rollout": {"engine": "vllm"}, "engine": {"arguments": ["-q", "fp8"]}}
+    assert refusal(**(more | {"actor": actor})).endswith('set actor.correction = "tis"')
+    check(Config.model_validate(RUN | more | {"actor": actor | {"correction": "tis"}}))
 
 
 def test_sglang_quantizes_pushed_weights_with_one_loader_only() -> None:
