@@ -75,10 +75,11 @@ class _ChatMessage(_Strict, extra="forbid"):
     def _without_empty_fields(cls, message: Any) -> Any:
         if not isinstance(message, dict):
             return message
+        content = message.get("content")
         message = {name: value for name, value in message.items() if value not in (None, [], {})}
-        if isinstance(content := message.get("content"), str):
-            message["content"] = [{"type": "text", "text": content}]
-        return message
+        if content == {}:  # neither text nor parts
+            return message | {"content": content}
+        return message | ({"content": [{"type": "text", "text": content}]} if isinstance(content, str) else {})
 
     def for_template(self) -> Message:
         """The message for the chat template: content as text, without empty fields."""
@@ -214,6 +215,10 @@ def in_words(error: ValidationError) -> str:
     """The first fault: "invalid messages[0].role: input should be ...: it is ..."."""
     first = error.errors(include_url=False)[0]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    if first["type"] == "missing":
+        return f"invalid {where}: field required"
+    if first["type"] == "extra_forbidden":
+        return f"invalid {where}: it is not supported: leave it out"
     return f"invalid {where}: {first['msg'][:1].lower()}{first['msg'][1:]}: it is {shown(first['input'])}"
 
 

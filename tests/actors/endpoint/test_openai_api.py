@@ -97,12 +97,16 @@ def test_a_call_is_parsed_to_a_sampling_request_with_its_parameters() -> None:
         ({"messages": [{"role": "wizard", "content": "x"}]}, r"invalid messages\[0\]\.role: .*'system'"),
         ({"messages": [{"role": "user", "content": 5}]}, r"invalid messages\[0\]\.content: .*a valid list"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"content\[0\]\.type: .*'text'"),
-        ({"messages": [{"role": "user", "content": "x", "audio": {"id": 1}}]}, r"invalid messages\[0\]\.audio: extra"),
+        (
+            {"messages": [{"role": "user", "content": "x", "audio": {"id": 1}}]},
+            r"messages\[0\]\.audio: it is not .* leave it out",
+        ),
+        ({"messages": [{"role": "user", "content": {}}]}, r"invalid messages\[0\]\.content: .*a valid list"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
             r"invalid messages\[0\]\.tool_calls\[0\]",
         ),
-        ({"tools": [{"type": "function"}]}, r"invalid tools\[0\]\.function: field required"),
+        ({"tools": [{"type": "function"}]}, r"invalid tools\[0\]\.function: field required$"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}] * 513}, "invalid tools: .*at most 512 items"),
         ({"stop_token_ids": functools.reduce(lambda inner, _: [inner], range(500), [])}, "nested at most 200 deep"),
     ],
