@@ -1,4 +1,7 @@
-"""Scores a model or a run on a file of problems: arguments and settings; `tools/offline/evaluate.py` computes."""
+"""Scores a model or a run on a file of problems.
+
+Arguments and settings are read here; `tools/offline/evaluate.py` computes.
+"""
 
 import argparse
 import sys

@@ -1,4 +1,7 @@
-"""Writes a checkpoint's model as a Hugging Face folder: verified here, converted by `tools/offline/save_hf.py`."""
+"""Writes a checkpoint's model as a verified Hugging Face folder.
+
+The checkpoint is verified here; `tools/offline/save_hf.py` converts it.
+"""
 
 import argparse
 from collections.abc import Sequence

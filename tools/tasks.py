@@ -1,4 +1,7 @@
-"""Lists the named tasks, and checks a file of one by `tools/offline/check_task.py`: gold and wrong answers."""
+"""Lists the named tasks, and checks a file of one: its gold answers, and wrong ones.
+
+`tools/offline/check_task.py` computes.
+"""
 
 import argparse
 import json
