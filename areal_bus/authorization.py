@@ -52,8 +52,8 @@ _ROWS: tuple[tuple[tuple[type, ...], Senders], ...] = (
 SENDERS: dict[type, Senders] = {kind: senders for kinds, senders in _ROWS for kind in kinds}
 
 REFUNDS_OF_GENERATORS = frozenset({Refund.SAMPLING_ERROR, Refund.PROMPT_TOO_LONG, Refund.LOST_TIMELINE})
-OF_REFUNDS = f"a generator's reasons are {', '.join(sorted(REFUNDS_OF_GENERATORS))}"
-OF_NUMBERS = "numbers of a push are 0 or more"
+REFUNDS_RULE = f"a generator's reasons are {', '.join(sorted(REFUNDS_OF_GENERATORS))}"
+NUMBERS_RULE = "numbers of a push are 0 or more"
 
 Rule = tuple[Callable[[Any], bool], str]  # whether a message keeps it, and the rule in words
 
@@ -91,12 +91,12 @@ LIMITS: dict[type, tuple[Rule, ...]] = {  # message type -> rules for its values
     m.Ready: ((lambda ready: ready.capacity >= 0, "a capacity is 0 or more samples"),),
     m.Heartbeat: ((lambda x: x.progress >= 0 and (x.version or 0) >= 0, "progress and version are 0 or more"),),
     m.Sampled: (OF_A_SAMPLE, (lambda sampled: sampled.n_tokens >= 1, "a sample has one or more tokens")),
-    m.SampleFailed: ((lambda failed: failed.reason in REFUNDS_OF_GENERATORS, OF_REFUNDS),),
+    m.SampleFailed: ((lambda failed: failed.reason in REFUNDS_OF_GENERATORS, REFUNDS_RULE),),
     m.Partial: (OF_A_SAMPLE, OF_TURNS),
     m.Scored: (OF_FIELDS, OF_TRAJECTORIES, OF_ROLES),
     m.Trajectory: (OF_A_SAMPLE, OF_TURNS, OF_TRAJECTORIES, OF_ROLES, OF_FIELDS, OF_SECONDS),
-    m.PushDone: ((lambda x: min(x.push, x.version, x.receive_s, x.stall_s, x.sent_bytes) >= 0, OF_NUMBERS),),
-    m.PushBroken: ((lambda broken: min(broken.push, broken.version) >= 0, OF_NUMBERS),),
+    m.PushDone: ((lambda x: min(x.push, x.version, x.receive_s, x.stall_s, x.sent_bytes) >= 0, NUMBERS_RULE),),
+    m.PushBroken: ((lambda broken: min(broken.push, broken.version) >= 0, NUMBERS_RULE),),
 }
 
 

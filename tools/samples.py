@@ -210,12 +210,15 @@ def overview(samples: list[Line]) -> str:
     """One line about samples: mean reward, number of correct ones, finish reasons."""
     scored = [sample for sample in samples if sample.get("reward") is not None]
     judged = [sample["correct"] for sample in scored if sample.get("correct") is not None]
-    finishes = Counter(str(s.get("finish", "unknown")) for s in samples).most_common()
-    unscored = len(samples) - len(scored)
-    parts = [f"mean reward {sum(s['reward'] for s in scored) / len(scored):.3f}"] if scored else []
-    parts += [f"{sum(judged)} of {len(judged)} right"] if judged else []
-    parts += [f"{n} {finish}" for finish, n in finishes]
-    return ", ".join([*parts, *([f"{unscored} without a reward"] if unscored else [])])
+    parts = []
+    if scored:
+        parts.append(f"mean reward {sum(s['reward'] for s in scored) / len(scored):.3f}")
+    if judged:
+        parts.append(f"{sum(judged)} of {len(judged)} right")
+    parts += [f"{n} {finish}" for finish, n in Counter(str(s.get("finish", "unknown")) for s in samples).most_common()]
+    if unscored := len(samples) - len(scored):
+        parts.append(f"{unscored} without a reward")
+    return ", ".join(parts)
 
 
 def render(sample: Line, width: int) -> str:

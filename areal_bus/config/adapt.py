@@ -88,8 +88,8 @@ def _split(c: Config) -> Iterator[str]:
     if most is not None and counts[-1] > most:
         yield f"{key}: at least one generator must be left; {counts[-1]} learners leave none: {most} may learn"
     if uneven:
-        numbers, of = ", ".join(map(str, [*uneven, counts[0]])), f"topology.tensor_parallel = {width}"
-        yield f"numbers of learners {numbers} must differ by multiples of {of}: a generator becomes so many learners"
+        numbers, rule = ", ".join(map(str, [*uneven, counts[0]])), f"multiples of topology.tensor_parallel = {width}"
+        yield f"numbers of learners {numbers} must differ by {rule}: a generator becomes {width} learner ranks"
     if c.engine.urls:
         remedy = "remove engine.urls (generators then start their servers), or topology.adapt"
         yield f"[topology.adapt] is refused, as servers of engine.urls do not end with a rank: {remedy}"

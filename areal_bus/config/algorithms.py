@@ -199,7 +199,7 @@ def _batch(c: Config) -> Iterator[str]:
         others = 'actor.aggregation = "seq-mean-token-sum-norm" with actor.aggregation_length'
         yield f'actor.loss_denominator is a number for token-mean only: set it to "all" or "signal", or {others}'
     if actor.advantage in BATCH_BASELINES and actor.normalize_batch:
-        yield f'"{actor.advantage}" normalises over the batch itself: set actor.normalize_batch = false'
+        yield f'actor.advantage = "{actor.advantage}" normalises by batch: set actor.normalize_batch = false'
     apart = [source.normalize_with for source in c.data.source if source.normalize_with]
     if apart and not (actor.normalize_batch or actor.advantage in BATCH_BASELINES):
         remedy = "set actor.normalize_batch = true, or remove it"
@@ -332,7 +332,7 @@ def _settings_without_use(actor: ActorConfig) -> Iterator[str]:
     if correction == "decoupled" and actor.correction_action and actor.behav_imp_weight_cap is None:
         action = f'actor.correction_action = "{actor.correction_action}"'
         yield f"{action} is for tokens above a cap: set actor.behav_imp_weight_cap"
-    if actor.aggregation_length is not None and actor.aggregation in AGGREGATIONS[:-1]:
+    if actor.aggregation_length is not None and actor.aggregation in {*AGGREGATIONS} - {"seq-mean-token-sum-norm"}:
         yield f'actor.aggregation_length is for "seq-mean-token-sum-norm": actor.aggregation is "{actor.aggregation}"'
     if actor.min_lr_ratio > 0 and actor.lr_schedule == "constant":
         yield 'actor.min_lr_ratio is for a schedule that falls: set actor.lr_schedule = "linear" or "cosine"'

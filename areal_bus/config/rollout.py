@@ -157,7 +157,8 @@ def generation_rules(c: Config, others: Sequence[GenerationConfig]) -> Iterator[
     yield from sampling_rules(g)
     if not kind_of(c.rollout.engine).takes_logit_controls and changes_logits(g):
         remedy = 'remove these keys of gconfig, or set rollout.engine = "builtin" or "vllm"'
-        yield f"SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens: {remedy}"
+        rule = "SGLang's log-probs are of logits after penalties, logit_bias and min_new_tokens"
+        yield f"{rule}, and training needs those of the model: {remedy}"
     is_raw = not kind_of(c.rollout.engine).takes_temperatures and any(map(changes_sampling, ways))
     if is_raw and any(one.temperature not in (0.0, 1.0) for one in ways):
         heat = "set gconfig.temperature and those of [evaluate] and sources to 1 (or 0)"

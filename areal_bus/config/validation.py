@@ -205,7 +205,7 @@ def _verdicts(c: Config) -> Iterator[str]:
         remedy = 'set it to false, or reward.on_timeout or reward.on_error to "refund"'
         yield f"reward.partial_groups leaves out samples without a reward, and every sample has one: {remedy}"
     if c.reward.partial_groups and c.gconfig.n_samples < 3:
-        remedy = f"set gconfig.n_samples to 3 or more (it is {c.gconfig.n_samples}), or it to false"
+        remedy = f"set gconfig.n_samples to 3 or more (it is {c.gconfig.n_samples}), or remove reward.partial_groups"
         yield f"reward.partial_groups trains two samples or more of a group that lost one: {remedy}"
 
 

@@ -115,8 +115,11 @@ class ProgressTracker:
 def _ring(state: HeadState) -> dict[str, object]:
     """Counts that move when the ring does. A lost lease, a push or a change of standing alone is no move."""
     gate, ledger, evaluation = state.gate, state.ledger, state.evaluations.open
-    clock: dict[str, object] = {"phase": state.phase, "u": gate.u, "v": gate.v, "w": gate.w}
-    return clock | {
+    return {
+        "phase": state.phase,
+        "u": gate.u,
+        "v": gate.v,
+        "w": gate.w,
         "asked": tuple(sorted(state.terms.requests)),
         "admitted": ledger.next_uid,
         "refunded": ledger.refunds.total(),

@@ -326,15 +326,18 @@ class Evaluation:
 
     def figures(self) -> dict[str, str | int | float | None]:
         """The result, for the journal and the console."""
-        n, n_values, n_asked = len(self.scored), len(self.values), self.n_asked
-        what = {"name": self.name, "set": self.set_name, "version": self.version, **self.span()}
-        counts = {"n": n, "n_failed": n - n_values + len(self.failed), "n_asked": n_asked}
-        shares = {"accuracy": self.accuracy, "completed_accuracy": self.completed_accuracy, "reward": self.reward}
         return {
-            **what,
-            **counts,
-            "n_missing": n_asked - n_values,
-            **shares,
+            "name": self.name,
+            "set": self.set_name,
+            "version": self.version,
+            **self.span(),
+            "n": len(self.scored),
+            "n_failed": len(self.scored) - len(self.values) + len(self.failed),
+            "n_asked": self.n_asked,
+            "n_missing": self.n_asked - len(self.values),
+            "accuracy": self.accuracy,
+            "completed_accuracy": self.completed_accuracy,
+            "reward": self.reward,
             **self.metrics(),
             **mean_fields(self.values),
         }
@@ -354,9 +357,14 @@ class Evaluation:
         for (uid, _), scored in sorted(self.scored.items()):
             if scored.status == VerdictStatus.VALUE and scored.correct is not None:
                 by_row[uid].append((final_answer(scored.text), scored.correct))
-        rows, k = [[is_right for _, is_right in row] for row in by_row.values()], self.n_samples
-        votes = {"maj_at_k": majority(list(by_row.values())), "pass_at_k": pass_at(k, rows)}
-        return {"k": k, "avg_at_k": average(rows), "avg_at_k_se": standard_error(rows), **votes}
+        rows = [[is_right for _, is_right in row] for row in by_row.values()]
+        return {
+            "k": self.n_samples,
+            "avg_at_k": average(rows),
+            "avg_at_k_se": standard_error(rows),
+            "maj_at_k": majority(list(by_row.values())),
+            "pass_at_k": pass_at(self.n_samples, rows),
+        }
 
 
 class Evaluations:

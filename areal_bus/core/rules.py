@@ -102,8 +102,13 @@ class HeadRules:
 
     def in_split(self, split: Split) -> "HeadRules":
         """The rules of a head that starts with this split."""
-        own = replace(self, n_learners=split.learners, n_generators=split.generators)
-        return replace(own, split_number=split.number, split_since=split.since)
+        return replace(
+            self,
+            n_learners=split.learners,
+            n_generators=split.generators,
+            split_number=split.number,
+            split_since=split.since,
+        )
 
     @property
     def least_samples(self) -> int:

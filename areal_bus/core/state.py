@@ -12,7 +12,7 @@ from areal_bus.core.members.membership import Member, Membership, MemberState
 from areal_bus.core.parts.collapse import CollapseForecast, Rollback
 from areal_bus.core.parts.gate import Gate
 from areal_bus.core.parts.head_checkpoint import START, HeadCheckpoint, HeadSavepoint, OpenPrompt
-from areal_bus.core.parts.ledger import Ledger, LedgerEntry
+from areal_bus.core.parts.ledger import Ledger
 from areal_bus.core.parts.partial_rollouts import PartialRollouts
 from areal_bus.core.parts.push_queue import PushQueue
 from areal_bus.core.parts.terms import Terms
@@ -145,13 +145,28 @@ class HeadState:
 
     def checkpoint(self, version: int, *, verdicts: bool = True, reopens: bool = False) -> HeadCheckpoint:
         """Capture the state at `version`. A batch in training counts as trained, or with `reopens` as not taken."""
-        entries = self.ledger.open.values() if reopens else self.ledger.live()
-        open_ = tuple(self._open_prompt(entry, verdicts=verdicts) for entry in entries)
-        rows, next_uid, figures, first = self.rows, self.ledger.next_uid, dict(self.figures), dict(self.forecast.first)
-        source = rows.position, rows.waiting
-        return HeadCheckpoint(version, next_uid, *source, open_, figures, self.max_lag, rows.state, first)
-
-    def _open_prompt(self, entry: LedgerEntry, *, verdicts: bool) -> OpenPrompt:
-        scored, group = (tuple(entry.verdicts.values()), entry.group) if verdicts else ((), None)
-        counts = entry.n_samples, entry.attempt, entry.n_deaths
-        return OpenPrompt(entry.uid, entry.born, *counts, self.rows.of(entry.uid), scored, group)
+        open_prompts = tuple(
+            OpenPrompt(
+                entry.uid,
+                entry.born,
+                entry.n_samples,
+                entry.attempt,
+                entry.n_deaths,
+                self.rows.of(entry.uid),
+                tuple(entry.verdicts.values()) if verdicts else (),
+                entry.group if verdicts else None,
+            )
+            for entry in (self.ledger.open.values() if reopens else self.ledger.live())
+        )
+        rows, figures = self.rows, dict(self.figures)
+        return HeadCheckpoint(
+            version,
+            self.ledger.next_uid,
+            rows.position,
+            rows.waiting,
+            open_prompts,
+            figures,
+            self.max_lag,
+            rows.state,
+            dict(self.forecast.first),
+        )

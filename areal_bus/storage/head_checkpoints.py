@@ -31,7 +31,6 @@ NAME = re.compile(rf"{PREFIX}([0-9]{{6}}|[1-9][0-9]{{6,}})")  # any other name i
 WAYPOINT = "waypoint-"
 WAYPOINTS = f"{WAYPOINT}[01]"
 JOB = "frontier"
-PLAIN = ("version", "next_uid", "position", "results", "max_lag", "source", "first")  # fields as they are
 LENGTH = struct.Struct("<I")
 DAMAGE = (OSError, ValueError, KeyError, TypeError, struct.error, WireError)  # raised by reading a damaged file
 
@@ -143,8 +142,17 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def _pack(checkpoint: HeadCheckpoint) -> Iterator[bytes]:
-    lists = {"again": [asdict(issue) for issue in checkpoint.again], "open": [_about(one) for one in checkpoint.open]}
-    about = {name: getattr(checkpoint, name) for name in PLAIN} | lists
+    about = {
+        "version": checkpoint.version,
+        "next_uid": checkpoint.next_uid,
+        "position": checkpoint.position,
+        "again": [asdict(issue) for issue in checkpoint.again],
+        "results": checkpoint.results,
+        "max_lag": checkpoint.max_lag,
+        "source": checkpoint.source,
+        "first": checkpoint.first,
+        "open": [_about(prompt) for prompt in checkpoint.open],
+    }
     yield json.dumps(about).encode() + b"\n"
     for prompt in checkpoint.open:
         for scored in prompt.scored:
@@ -156,9 +164,16 @@ def _pack(checkpoint: HeadCheckpoint) -> Iterator[bytes]:
 
 
 def _about(prompt: OpenPrompt) -> dict[str, Any]:
-    about = {name: getattr(prompt, name) for name in ("uid", "born", "n_samples", "attempt", "n_deaths")}
-    about |= {"issue": asdict(prompt.issue), "n_scored": len(prompt.scored)}
-    return about if prompt.group is None else about | {"group": prompt.group}
+    return {
+        "uid": prompt.uid,
+        "born": prompt.born,
+        "n_samples": prompt.n_samples,
+        "attempt": prompt.attempt,
+        "n_deaths": prompt.n_deaths,
+        "issue": asdict(prompt.issue),
+        "n_scored": len(prompt.scored),
+        **({} if prompt.group is None else {"group": prompt.group}),
+    }
 
 
 def _unpack(body: bytes) -> HeadCheckpoint:

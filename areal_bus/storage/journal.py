@@ -166,8 +166,15 @@ class Journal:
 
     def keep(self, event: Event, **fields: Any) -> None:
         """Buffer one line until the next `write` or `flush`. Call one of them before you send its consequences."""
-        line = {"t": round(time.monotonic(), 6), "wall": round(time.time(), 6), "term": self.term, **self._who}
-        line |= {"seq": self._seq, "event": str(event), **fields}
+        line = {
+            "t": round(time.monotonic(), 6),
+            "wall": round(time.time(), 6),
+            "term": self.term,
+            **self._who,
+            "seq": self._seq,
+            "event": str(event),
+            **fields,
+        }
         self._seq += 1
         self._buffered.append(encoded(line))
         if len(self._buffered) >= MAX_BUFFERED:

@@ -105,12 +105,22 @@ class Bus:
         self._rejections = Rejections(name)
         self._listener: Listener | None = None
         self._router = self._listen(listen) if listen else None
-        authorise, is_hog = options.authorise or partial(authorise_role, role_of(name)), self.receive_queue.is_hog
-        admission = job, keys, self._listener, self._rejections
-        self._receiver = Receiver(*admission, authorise=authorise, is_hog=is_hog)
+        self._receiver = Receiver(
+            job,
+            keys,
+            self._listener,
+            self._rejections,
+            authorise=options.authorise or partial(authorise_role, role_of(name)),
+            is_hog=self.receive_queue.is_hog,
+        )
         self._round: tuple[float, frozenset[bytes]] = time.monotonic(), frozenset()  # its begin; connections ended then
-        peers = self._router, self._dealers, self._receiver.clients
-        self.send_queues = SendQueues(name, *peers, unreachable=self._receiver.lose)
+        self.send_queues = SendQueues(
+            name,
+            self._router,
+            self._dealers,
+            self._receiver.clients,
+            unreachable=self._receiver.lose,
+        )
         self._thread = threading.Thread(target=self._run, name=f"bus {name}", daemon=True)
         self._thread.start()
 

@@ -60,8 +60,13 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         tensors = [[e.name, list(e.shape), e.dtype, s] for e, s in zip(self.entries, self.checksums, strict=True)]
-        sizes = {"bucket_bytes": self.bucket_bytes, "n_bytes": self.n_bytes}
-        return {"version": self.version, **sizes, "digest": self.digest, "tensors": tensors}
+        return {
+            "version": self.version,
+            "bucket_bytes": self.bucket_bytes,
+            "n_bytes": self.n_bytes,
+            "digest": self.digest,
+            "tensors": tensors,
+        }
 
     def encode(self) -> str:
         return json.dumps(self.to_json(), separators=(",", ":"))

@@ -103,9 +103,14 @@ def serve_store(address: str, *, n_members: int = 0) -> tuple[TCPStore, str]:
         listener.close()
         raise ConfigError(f"the weight store needs an address of this host: {address}: {error.strerror}") from error
     port = int(listener.getsockname()[1])
-    limit_s, descriptor = timedelta(seconds=STORE_TIMEOUT_S), listener.detach()  # the store closes it
-    how: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
-    store = TCPStore(str(ip), port, timeout=limit_s, **how)
+    store = TCPStore(
+        str(ip),
+        port,
+        is_master=True,
+        timeout=timedelta(seconds=STORE_TIMEOUT_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),  # the store closes it
+    )
     return store, f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"
 
 

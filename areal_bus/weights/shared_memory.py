@@ -90,8 +90,14 @@ class SharedMemory:
 def cuda_handle(shared: tuple[Any, ...]) -> Handle:
     """Handle from the result of `_share_cuda_`. Omits the event: the sender synchronises before it publishes."""
     _, memory, size, offset, counter, counter_offset, _, _ = shared
-    place = {"kind": "cuda", "memory": base64.b64encode(memory).decode(), "size": size, "offset": offset}
-    return place | {"counter": counter.decode(), "counter_offset": counter_offset}
+    return {
+        "kind": "cuda",
+        "memory": base64.b64encode(memory).decode(),
+        "size": size,
+        "offset": offset,
+        "counter": counter.decode(),
+        "counter_offset": counter_offset,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,10 @@ def digest_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None
 
 def forms_of(parameters: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Form]:
     """Name -> (shape, dtype) of the unsharded tensors, as `WeightReceiver.receive` expects."""
-    dtypes = {name: str(_rounded_to(tensor, dtype)).removeprefix("torch.") for name, tensor in parameters.items()}
-    return {name: (tuple(tensor.shape), dtypes[name]) for name, tensor in parameters.items()}
+    return {
+        name: (tuple(tensor.shape), str(_rounded_to(tensor, dtype)).removeprefix("torch."))
+        for name, tensor in parameters.items()
+    }
 
 
 def untied(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -43,8 +43,15 @@ def pack_header(header: dict[str, Any], kind: str) -> bytes:
 def unpack_checked(packed: bytes, n_containers: int) -> dict[str, Any]:
     """Unpack bytes that `check_cost` accepted (`n_containers`: its result). Raises WireError with the rule."""
     try:
-        hooks = {"object_pairs_hook": _no_duplicates, "ext_hook": _no_ext}
-        header = msgpack.unpackb(packed, raw=False, strict_map_key=True, max_ext_len=0, max_bin_len=0, **hooks)
+        header = msgpack.unpackb(
+            packed,
+            raw=False,
+            strict_map_key=True,
+            object_pairs_hook=_no_duplicates,
+            ext_hook=_no_ext,
+            max_ext_len=0,
+            max_bin_len=0,
+        )
     except WireError:
         raise
     except UNPACK_ERRORS as error:

@@ -165,8 +165,9 @@ def _fits(hint: Any) -> Fits:
         item = _fits(args[0])
         return lambda value: type(value) is list and all(map(item, value))
     if hint == dict[str, float]:  # metrics for people: NaN means no value
-        number = (float, int)
-        return lambda v: type(v) is dict and all(type(k) is str and type(x) in number for k, x in v.items())
+        return lambda value: (
+            type(value) is dict and all(type(k) is str and type(x) in (float, int) for k, x in value.items())
+        )
     if hint is float:
         return lambda value: type(value) is int or (type(value) is float and math.isfinite(value))
     if hint is int:

@@ -282,8 +282,10 @@ def check_mpirun() -> Finding:
     try:
         program = find_mpirun()
         words = [program, "-np", "2", sys.executable, "-S", "-c", "pass"]
-        inner, none = os.environ | mpirun_variables(), subprocess.DEVNULL
-        subprocess.run(words, env=inner, stdin=none, capture_output=True, timeout=MPI_WAIT_S, check=True)
+        environment = os.environ | mpirun_variables()
+        subprocess.run(
+            words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=MPI_WAIT_S, check=True
+        )
     except ConfigError as error:
         return Finding("mpirun", "failure", "missing", str(error))
     except (subprocess.SubprocessError, OSError) as error:

@@ -130,8 +130,15 @@ def sample(
     finally:
         run.close()
     assert run.episode is not None
-    row, data = json.dumps({**placed.row, **run.episode.row}, default=str), array.array("i", run.ids).tobytes()
-    return TrialScore(placed.where, run.prompt_text(), run.episode.text, row, data, run.segments[0][0])
+    row = {**placed.row, **run.episode.row}
+    return TrialScore(
+        where=placed.where,
+        prompt=run.prompt_text(),
+        completion=run.episode.text,
+        row=json.dumps(row, default=str),
+        ids=array.array("i", run.ids).tobytes(),
+        n_prompt=run.segments[0][0],
+    )
 
 
 def token_ids(tokenizer: Any, text: str, most: int | None) -> list[int]:

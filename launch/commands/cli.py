@@ -21,13 +21,25 @@ BENCHMARKS = "benchmarks"  # a package of the checkout that is not installed, as
 CHECK_ENGINE = "tests.check_engine"
 COMMANDS = {
     "demo": ("launch.commands.demo", "train a small model on this machine, in a minute or two; no GPU needed"),
-    "init": ("launch.commands.starter", "write a config, data and a reward into a new folder: they learn in 2 minutes"),
-    "run": ("launch.commands.local_job", "train by CONFIG.toml: starts mpirun with what it needs here (-np N, --set)"),
+    "init": (
+        "launch.commands.starter",
+        "write a config, data and a reward that learn in two minutes into a new folder",
+    ),
+    "run": (
+        "launch.commands.local_job",
+        "train by CONFIG.toml: starts mpirun with what it needs here (-np N, --set, --resume)",
+    ),
     "serve": ("areal_serve", "serve the Tinker API: your training loop is the client, models and samples are here"),
-    "doctor": ("launch.commands.doctor", "check this machine: versions, GPUs, mpirun, folders, limits; with remedies"),
+    "doctor": (
+        "launch.commands.doctor",
+        "check this machine: versions, GPUs, mpirun, folders, ports, clock, limits; what would fail, and the remedy",
+    ),
     "manifest": ("launch.commands.manifest", "write the files of a job for Kubernetes, SkyPilot or Slurm (--to)"),
     "samples": ("tools.samples", "show sampled completions"),
-    "prompt": ("tools.prompt", "show the life of one prompt: leases, samples, verdicts, its batch or its refund"),
+    "prompt": (
+        "tools.prompt",
+        "show the life of one prompt: leases, samples, verdicts, its batch or why it was refunded",
+    ),
     "watch": ("tools.watch", "watch a run live, in the terminal or in a browser (--web)"),
     "breakdown": ("tools.breakdown", "show where the time went: by role, by step, by cause"),
     "alarms": ("tools.alarms", "show what goes wrong in a run, once or along with it"),
@@ -51,7 +63,10 @@ COMMANDS = {
     "chaos": ("areal_lab.chaos", "run a job under random kills, stops and cuts: ETTR, losses, recovery times, audit"),
     "staleness": ("areal_lab.staleness", "simulate rings with faults under each staleness policy"),
     "bench": (BENCHMARKS, "run a benchmark; the last line is one JSON object (in a checkout only)"),
-    "check-engine": (CHECK_ENGINE, "hold your engine, module:function, to the rules of all (in a checkout only)"),
+    "check-engine": (
+        CHECK_ENGINE,
+        "hold your engine, module:function, to the rules of all engines (in a checkout only)",
+    ),
     LAUNCH: ("areal_bus.launch", "train, as a rank of your own mpirun or srun"),
 }
 

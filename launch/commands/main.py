@@ -155,24 +155,40 @@ def parser() -> Parser:
         prog="areal_bus.launch",
         description="Train a language model: mpirun -np 4 python -m areal_bus.launch configs/demo.toml",
     )
-    files = "the settings; of several files a later one wins; docs/config.md has all keys"
-    parser.add_argument("config", nargs="*", metavar="CONFIG.toml", help=files)
+    parser.add_argument(
+        "config",
+        nargs="*",
+        metavar="CONFIG.toml",
+        help="the settings; of several files a later one wins; docs/config.md has all keys",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
-    plan = "print ranks, GPUs, memory and changed settings; start nothing"
-    parser.add_argument("--dry-run", action="store_true", help=plan)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print ranks, GPUs, memory and changed settings; start nothing"
+    )
     parser.add_argument("--all", action="store_true", help="for --dry-run: every setting, and how memory is counted")
-    sbatch = "print an sbatch file that starts the job, drains, requeues and resumes it"
-    parser.add_argument("--slurm", action="store_true", help=sbatch)
-    run = 'continue this run, with its own settings unless CONFIG.toml is given; "auto": the newest unfinished one'
-    parser.add_argument("--resume", metavar="RUN", help=run)
-    guest = "run one more generator of a running job: the head's endpoint, or the run's folder"
-    parser.add_argument("--join", metavar="ENDPOINT", help=guest)
+    parser.add_argument(
+        "--slurm", action="store_true", help="print an sbatch file that starts the job, drains, requeues and resumes it"
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help='continue this run, with its own settings unless CONFIG.toml is given; "auto": the newest unfinished one',
+    )
+    parser.add_argument(
+        "--join",
+        metavar="ENDPOINT",
+        help="run one more generator of a running job: the head's endpoint, or the run's folder",
+    )
     parser.add_argument("--key", metavar="FILE", help="for --join: the invitation, RUN/join.json")
-    api = "serve the Tinker API: rank 0 trains, the others sample; docs/tinker.md"
-    parser.add_argument("--serve", action="store_true", help=api)
+    parser.add_argument(
+        "--serve", action="store_true", help="serve the Tinker API: rank 0 trains, the others sample; docs/tinker.md"
+    )
     parser.add_argument("--port", type=int, default=0, help="for --serve: a free port without it")
-    meaning = "print what a setting (or a section) means; with CONFIG.toml also its value there"
-    parser.add_argument("--explain", metavar="KEY", help=meaning)
+    parser.add_argument(
+        "--explain",
+        metavar="KEY",
+        help="print what a setting (or a section) means; with CONFIG.toml also its value there",
+    )
     return parser
 
 

@@ -89,8 +89,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    what, form = "Write the files of a job for a cluster.", argparse.RawDescriptionHelpFormatter
-    p = argparse.ArgumentParser(f"{SCRIPT} manifest", description=what, epilog=EPILOG, formatter_class=form)
+    p = argparse.ArgumentParser(
+        f"{SCRIPT} manifest",
+        description="Write the files of a job for a cluster.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     p.add_argument("config", nargs="+", metavar="CONFIG.toml", help="the settings, as for a start")
     p.add_argument("--to", required=True, choices=TARGETS, help="what starts the job")
     p.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
@@ -111,26 +115,45 @@ def kubernetes(
         settings.append(f"bus.interface={POD_INTERFACE}")
     script = node_script(WHERE_K8S.format(name=label), config, files, settings)
     selector = {"app": label}
-    mounts = [{"name": "work", "mountPath": FOLDER}, {"name": "shm", "mountPath": "/dev/shm"}]
-    container: dict[str, Any] = {"name": "ranks", "image": image, "command": ["bash", "-c", script]}
-    container |= {"workingDir": FOLDER, "volumeMounts": mounts}
+    container: dict[str, Any] = {
+        "name": "ranks",
+        "image": image,
+        "command": ["bash", "-c", script],
+        "workingDir": FOLDER,
+        "volumeMounts": [{"name": "work", "mountPath": FOLDER}, {"name": "shm", "mountPath": "/dev/shm"}],
+    }
     if gpus := config.topology.gpus_per_host:
         container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
-    end = {"restartPolicy": "Never", "terminationGracePeriodSeconds": int(config.launch.drain_s) + MARGIN_S}
-    work = {"name": "work", "persistentVolumeClaim": {"claimName": claim}}
-    shm = {"name": "shm", "emptyDir": {"medium": "Memory"}}
-    pod = {"subdomain": label, **end, "containers": [container], "volumes": [work, shm]}
-    hosts = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
-    template = {"metadata": {"labels": selector}, "spec": pod}
-    together = {"backoffLimit": 0, "template": template}  # a job goes on with all its hosts, or not at all
-    ports = {"clusterIP": "None", "selector": selector, "publishNotReadyAddresses": True}
+    pod = {
+        "subdomain": label,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": int(config.launch.drain_s) + MARGIN_S,
+        "containers": [container],
+        "volumes": [
+            {"name": "work", "persistentVolumeClaim": {"claimName": claim}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        ],
+    }
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": label},
+        "spec": {"clusterIP": "None", "selector": selector, "publishNotReadyAddresses": True},
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": label},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 0,  # a job goes on with all its hosts, or not at all
+            "template": {"metadata": {"labels": selector}, "spec": pod},
+        },
+    }
     head = K8S_HEAD.format(config=" ".join(files), ranks=ranks, nodes=nodes)
-    service, job = resource("v1", "Service", label, ports), resource("batch/v1", "Job", label, hosts | together)
     return f"{head}{as_yaml(service)}---\n{as_yaml(job)}".rstrip()
-
-
-def resource(version: str, kind: str, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 def label_of(name: str) -> str:
@@ -164,8 +187,9 @@ def node_script(where: str, config: Config, files: Sequence[str], overrides: Seq
     settings = [*overrides, *(f"{key}={value}" for key, value in RANK_SETTINGS.items())]
     words = [shlex.quote(file) for file in files] + [f"--set {shlex.quote(setting)}" for setting in settings]
     words.append(f'--set "launch.rendezvous=tcp://$address:{PORT}"')
-    line, last = " \\\n        ".join(words), per_node - 1
-    return SCRIPT_OF_A_NODE.format(where=where, last=last, per_node=per_node, ranks=ranks, words=line)
+    return SCRIPT_OF_A_NODE.format(
+        where=where, last=per_node - 1, per_node=per_node, ranks=ranks, words=" \\\n        ".join(words)
+    )
 
 
 class Dumper(yaml.SafeDumper):  # type: ignore[misc]

@@ -119,10 +119,14 @@ def start_server(name: str) -> bool:
         except OSError:
             return False
         listener.listen(BACKLOG)
-        optimized, fd = ["-O"] if not __debug__ else [], listener.fileno()
-        words = [*CHILD[:1], *optimized, *CHILD[1:], "launch.fork.fork_server", str(fd), str(os.getpid())]
-        inner = {"MALLOC_ARENA_MAX": "2", **actor_environment(os.environ, gpus=(), cpu=True)}
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[fd], env=inner, start_new_session=True)
+        optimized = ["-O"] if not __debug__ else []
+        subprocess.Popen(
+            [*CHILD[:1], *optimized, *CHILD[1:], "launch.fork.fork_server", str(listener.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            env={"MALLOC_ARENA_MAX": "2", **actor_environment(os.environ, gpus=(), cpu=True)},
+            start_new_session=True,
+        )
     return True
 
 
@@ -136,9 +140,15 @@ def send_request(server: socket.socket) -> None:
     """Ask for a supervisor with this process's arguments, environment, folder, cores and standard streams."""
     umask = os.umask(0)
     os.umask(umask)
-    place = {"folder": os.getcwd(), "umask": umask, "cores": sorted(os.sched_getaffinity(0))}
-    called = {"arguments": sys.argv, "environment": dict(os.environ), "launcher": os.getppid()}
-    data = json.dumps(place | called).encode()
+    request = {
+        "arguments": sys.argv,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "umask": umask,
+        "cores": sorted(os.sched_getaffinity(0)),
+        "launcher": os.getppid(),
+    }
+    data = json.dumps(request).encode()
     while True:
         try:
             socket.send_fds(server, [LENGTH.pack(len(data))], [0, 1, 2])

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,16 +169,28 @@ def stage_lines(config: Config, shape: DecoderShape | None, n_prompt: int) -> li
     """One line a stage, the largest memory marked; none without [[run.stage]]. `n_prompt`: of the longest prompt."""
     if not config.run.stage:
         return []
-    stages = settings_by_stage(config).values()
-    numbers = [[str(value_at(settings, key)) for settings in stages] for key in KEYS]
-    cells = [["unknown"] * len(stages) for _ in ROLES]
-    if shape is not None:  # the first actor of each role
-        every = [(role, largest(settings)) for role in ROLES for settings in stages]
-        sizes = [estimate(settings, shape, role, 0, n_prompt=n_prompt).device for role, settings in every]
-        cells = [memory_cells(sizes[: len(stages)]), memory_cells(sizes[len(stages) :])]
-    return terminal.table([HEADINGS, *zip(map(str, settings_by_stage(config)), *numbers, *cells, strict=True)])
+    stages = settings_by_stage(config)
+    needs = {role: [stage_bytes(settings, shape, role, n_prompt) for settings in stages.values()] for role in ROLES}
+    rows = [
+        (
+            str(start),
+            *(str(value_at(settings, key)) for key in KEYS),
+            *(memory_cell(needs[role], index) for role in ROLES),
+        )
+        for index, (start, settings) in enumerate(stages.items())
+    ]
+    return terminal.table([HEADINGS, *rows])
 
 
-def memory_cells(needs: Sequence[int]) -> list[str]:
-    most = max(needs) if len(set(needs)) > 1 else None
-    return [f"{format_bytes(need)}{', the largest' if need == most else ''}" for need in needs]
+def stage_bytes(settings: Config, shape: DecoderShape | None, role: Role, n_prompt: int) -> int | None:
+    """Of the first actor of this role; None for a model of unknown shape."""
+    return None if shape is None else estimate(largest(settings), shape, role, 0, n_prompt=n_prompt).device
+
+
+def memory_cell(needs: list[int | None], index: int) -> str:
+    need = needs[index]
+    if need is None:
+        return "unknown"
+    others = [other for other in needs if other is not None and other != need]
+    is_largest = bool(others) and need > max(others)
+    return f"{format_bytes(need)}{', the largest' if is_largest else ''}"

@@ -43,9 +43,16 @@ class DecoderShape:
     @property
     def linear_layers(self) -> dict[str, tuple[int, int]]:
         """Name -> (outputs, inputs) of the linear layers of one decoder layer."""
-        n, query, key, inner = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim, self.intermediate
-        attention = {"q_proj": (query, n), "k_proj": (key, n), "v_proj": (key, n), "o_proj": (n, query)}
-        return attention | {"gate_proj": (inner, n), "up_proj": (inner, n), "down_proj": (n, inner)}
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (query, self.hidden),
+            "k_proj": (key, self.hidden),
+            "v_proj": (key, self.hidden),
+            "o_proj": (self.hidden, query),
+            "gate_proj": (self.intermediate, self.hidden),
+            "up_proj": (self.intermediate, self.hidden),
+            "down_proj": (self.hidden, self.intermediate),
+        }
 
     @property
     def kv_per_token(self) -> int:
@@ -193,8 +200,9 @@ class ParameterCounts:
         if "dora" in config.actor.lora.variant:
             trained += shape.layers * sum(n_out for n_out, _, _ in chosen)
         sizes = [n_out * n_in for n_out, n_in, _ in chosen]
-        adapted, pushed = shape.layers * sum(sizes), trained * BYTES["float32"]
-        return ParameterCounts(trained, shape.n_parameters, pushed, adapted, max(sizes, default=0))
+        return ParameterCounts(
+            trained, shape.n_parameters, trained * BYTES["float32"], shape.layers * sum(sizes), max(sizes, default=0)
+        )
 
 
 def adapted_layers(config: Config, shape: DecoderShape) -> list[tuple[int, int, int]]:

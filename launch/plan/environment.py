@@ -5,7 +5,15 @@ from collections.abc import Mapping, Sequence
 from areal_bus.process.isolation import child_path
 
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_")
-RENDEZVOUS_VARIABLES = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT"
+RENDEZVOUS_VARIABLES = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 LARGE_BYTES, LARGE_BYTES_SHARDED = 32 << 20, 4 << 20  # of an allocation that glibc returns to the kernel when freed
 UNBUFFERED = "PYTHONUNBUFFERED"  # print() would write text and newline separately: lines of several ranks would mix
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -13,9 +21,11 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 def actor_environment(outer: Mapping[str, str], *, gpus: Sequence[int], cpu: bool) -> dict[str, str]:
     """An actor's environment: no variables of the launcher, our packages first, one thread a process on CPU."""
-    left_out = {*RENDEZVOUS_VARIABLES.split(), UNBUFFERED}
-    kept = (name for name in outer if not name.startswith(LAUNCHER_VARIABLES) and name not in left_out)
-    inner = {name: outer[name] for name in kept}
+    inner = {
+        name: value
+        for name, value in outer.items()
+        if not name.startswith(LAUNCHER_VARIABLES) and name not in RENDEZVOUS_VARIABLES | {UNBUFFERED}
+    }
     inner["PYTHONPATH"] = child_path(outer)
     inner["PYTHONUTF8"] = "1"  # the user's modules read and write UTF-8, too, whatever the locale
     inner.setdefault("TOKENIZERS_PARALLELISM", "false")

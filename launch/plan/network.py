@@ -243,7 +243,7 @@ def made_folder(prefix: str) -> Path:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove this user's folders for sockets whose makers were killed: nobody holds their lock."""
+    """Remove this user's folders for sockets whose makers were killed: no process holds their lock."""
     for path in parent.glob(f"{FOLDERS}*/{lock_name()}"):
         with contextlib.suppress(OSError):  # it is held, or has just been removed
             lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # no wait for the writer of a FIFO

@@ -159,8 +159,14 @@ def present_context(context: Context, seat: Seat) -> Context | None:
     actor = seat.actor(split)
     if actor is None:
         return None
-    mine = replace(context, role=str(actor.role), index=actor.index)
-    return replace(mine, n_learners=split.learners, n_generators=split.generators, split=split.number)
+    return replace(
+        context,
+        role=str(actor.role),
+        index=actor.index,
+        n_learners=split.learners,
+        n_generators=split.generators,
+        split=split.number,
+    )
 
 
 def belongs(context: Context, now: Context | None) -> bool:

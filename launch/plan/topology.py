@@ -56,25 +56,30 @@ class Counts:
 
 def check_count(topology: TopologyConfig, size: int) -> None:
     """Raises ConfigError unless the settings accept `size` ranks."""
-    own, width = fixed_ranks(topology), topology.tensor_parallel
-    wanted = topology.ranks or own + (topology.generators or 1) * width
-    fault = f"too {'few' if size < wanted else 'many'} ranks: {size} started"
-    parts = f"{topology.learners} learner(s), {own - topology.learners} reward(s), "
-    if topology.ranks is not None and size != wanted:
-        remedy = f"start with -np {wanted} (or --set topology.ranks={size})"
-        raise ConfigError(f"{fault}, and topology.ranks is {wanted}; {remedy}")
-    wanted = own + (topology.generators or 1) * width
-    if topology.generators is not None and size != wanted:
-        has = f"{wanted} ({parts}{topology.generators} generator(s) of {width})"
+    if topology.ranks is not None and size != topology.ranks:
         raise ConfigError(
-            f"{fault}, and the topology has {has}; start with -np {wanted}, or remove topology.generators"
+            f"too {'few' if size < topology.ranks else 'many'} ranks: {size} started, and topology.ranks is "
+            f"{topology.ranks}; start with -np {topology.ranks} (or --set topology.ranks={size})"
+        )
+    own, width = fixed_ranks(topology), topology.tensor_parallel
+    wanted = own + (topology.generators or 1) * width
+    parts = f"{topology.learners} learner(s), {own - topology.learners} reward(s), "
+    if topology.generators is not None and size != wanted:
+        raise ConfigError(
+            f"too {'few' if size < wanted else 'many'} ranks: {size} started, and the topology has {wanted} "
+            f"({parts}{topology.generators} generator(s) of {width}); start with -np {wanted}, or leave "
+            "topology.generators out"
         )
     if size < wanted:
-        least = f"{wanted} ({parts}1 generator of {width})"
-        raise ConfigError(f"{fault}, and the topology needs at least {least}; start with -np {wanted} or more")
-    if over := (size - own) % width:
-        what = f"{size - own} are left for generators, which take topology.tensor_parallel = {width} each"
-        raise ConfigError(f"mismatch of ranks: {what}; start with -np {size - over} or {size - over + width}")
+        raise ConfigError(
+            f"too few ranks: {size} started, and the topology needs at least {wanted} ({parts}1 generator of {width}); "
+            f"start with -np {wanted} or more"
+        )
+    if (size - own) % width:
+        raise ConfigError(
+            f"mismatch of ranks: {size - own} are left for generators, which take topology.tensor_parallel = {width} "
+            f"each; start with -np {size - (size - own) % width} or {size + width - (size - own) % width}"
+        )
 
 
 def fixed_ranks(topology: TopologyConfig) -> int:
@@ -104,12 +109,19 @@ def plan(topology: TopologyConfig, hosts: Sequence[str]) -> tuple[RankPlan, ...]
         gpus[group[0]] = tuple(gpu[rank] for rank in group if rank in gpu)
         member_of |= dict.fromkeys(group[1:], ActorId(Role.GENERATOR, index))
     for index in range(topology.rewards):
-        is_beside = topology.reward == "beside"
-        its_rank = groups[index % len(groups)][0] if is_beside else topology.learners + index
-        actors[its_rank].append(ActorId(Role.REWARD, index))
-    gpus = {rank: (one,) for rank, one in gpu.items() if rank not in member_of} | gpus
+        beside = topology.reward == "beside"
+        actors[groups[index % len(groups)][0] if beside else topology.learners + index].append(
+            ActorId(Role.REWARD, index)
+        )
     places = tuple(
-        RankPlan(rank, host, tuple(actors[rank]), gpus.get(rank, ()), member_of.get(rank), gpu.get(rank))
+        RankPlan(
+            rank=rank,
+            host=host,
+            actors=tuple(actors[rank]),
+            gpus=() if rank in member_of else gpus.get(rank, (gpu[rank],) if rank in gpu else ()),
+            member_of=member_of.get(rank),
+            own_gpu=gpu.get(rank),
+        )
         for rank, host in enumerate(hosts)
     )
     check_gpu_sharing(topology, places)
@@ -229,7 +241,16 @@ def ask_torch(program: str) -> str:
     del inner[VISIBLE_DEVICES]
     inner |= {VISIBLE_DEVICES: os.environ[VISIBLE_DEVICES]} if VISIBLE_DEVICES in os.environ else {}
     words = [sys.executable, "-P", "-c", program]
-    done = subprocess.run(words, env=inner, capture_output=True, timeout=TIMEOUT_S, check=True, encoding="utf-8")
+    done = subprocess.run(
+        words,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=inner,
+        timeout=TIMEOUT_S,
+        check=True,
+        encoding="utf-8",
+    )
     return done.stdout
 
 

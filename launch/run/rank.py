@@ -92,8 +92,9 @@ def start_rank(config: Config, file: Path) -> tuple[Bootstrap, int]:
         if bootstrap is not None:
             bootstrap.finish_exchanges()  # sends rank 0's answer first: the other ranks need it to find the same error
         leave(report_error(rank, error, Path(config.run.folder)))
-    of_ranks = facts, places, addresses
-    return bootstrap, run_actors(config, file, bootstrap, *of_ranks, key_pair=key_pair)
+    return bootstrap, run_actors(
+        config, file, bootstrap, facts=facts, places=places, addresses=addresses, key_pair=key_pair
+    )
 
 
 class RankFailed(ArealBusError):
@@ -118,17 +119,22 @@ def run_actors(
     config: Config,
     file: Path,
     bootstrap: Bootstrap,
+    *,
     facts: Sequence[HostFacts],
     places: Sequence[RankPlan],
     addresses: Sequence[tuple[str, str]],
-    *,
     key_pair: KeyPair,
 ) -> int:
     """Start the actors of this rank and wait for them. Exit code."""
     rank, followers = bootstrap.rank, Followers()
     cleanup: list[HeadEndpoint | PidFile] = []  # removed at the end of the job
-    supervisor = Supervisor(rank, config.launch, config.watchdog)
-    supervisor.at_end, supervisor.at_poll = lambda: remove_all(cleanup), followers.check
+    supervisor = Supervisor(
+        rank=rank,
+        launch=config.launch,
+        watchdog=config.watchdog,
+        at_end=lambda: remove_all(cleanup),
+        at_poll=followers.check,
+    )
     try:
         hosts = [place.host for place in places]
         answer = prepare_run(config, file, cleanup, facts=facts, address=addresses[0][1]) if rank == 0 else {}
@@ -192,8 +198,14 @@ def exchange(bootstrap: Bootstrap, answer: dict[str, Any]) -> dict[str, Any]:
 
 def guest_context(head: Context, config: Config, n_ranks: int) -> Context:
     """The Context of a generator that joins the running job, from that of the head."""
-    device, most = "cuda" if config.topology.gpus_per_host else "cpu", most_generators(config.topology, n_ranks)
-    return replace(head, role=str(Role.GENERATOR), rank=n_ranks, device=device, n_generators=most, split=0)
+    return replace(
+        head,
+        role=str(Role.GENERATOR),
+        rank=n_ranks,
+        device="cuda" if config.topology.gpus_per_host else "cpu",
+        n_generators=most_generators(config.topology, n_ranks),
+        split=0,
+    )
 
 
 def journal_folders(config: Config, start: dict[str, Any]) -> list[Path]:
@@ -246,8 +258,9 @@ def actor_contexts(
     parked: ActorId | None = None,
 ) -> list[Context]:
     """The Context of each actor of this rank, and of the one that it runs in other splits only."""
-    has_gpu = bool(place.gpus) or (parked is not None and place.own_gpu is not None)
-    on_gpu = {Role.LEARNER, Role.GENERATOR} if has_gpu else set()
+    on_gpu = (
+        {Role.LEARNER, Role.GENERATOR} if place.gpus or (parked is not None and place.own_gpu is not None) else set()
+    )
     return [
         Context(
             role=str(actor.role),
@@ -346,13 +359,15 @@ class Followers:
         """In its own session. Alarms are printed where this rank prints; the rest is logged."""
         try:
             self.log(name).parent.mkdir(exist_ok=True)
-            inner = actor_environment(os.environ, gpus=(), cpu=True)
             with self.log(name).open("ab") as log:
-                out, pipe = None if name == ALARMS else log, subprocess.PIPE
-                process = subprocess.Popen(
-                    command, stdin=pipe, stdout=out, stderr=log, env=inner, start_new_session=True
+                self._processes[name] = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=None if name == ALARMS else log,
+                    stderr=log,
+                    env=actor_environment(os.environ, gpus=(), cpu=True),
+                    start_new_session=True,
                 )
-                self._processes[name] = process
         except OSError as error:
             self._report(name, f"did not start: {error}")
 

@@ -22,31 +22,52 @@ AUTO = "auto"
 EARLIER_CONFIG = re.compile(r"config-[0-9]+\.json")
 AUTO_WAIT_S = 100.0  # "auto" waits for the end of the job before: a network file system may keep a dead node's lock
 LOCATION_KEYS = {"run.folder", "run.name", "run.resume"}  # --resume gives the location of the run
-ONE_RULE = "one rule judges all verdicts of a run, those of open groups included (I8, I10)"
-FREE_KEYS = (
-    "run launch topology bus engine rollout reward actor reference teacher critic learner weights checkpoint evaluate "
-    "watchdog journal watch profile serve data.total_train_epochs data.drop_last data.max_prompt_tokens "
-    "data.long_prompts actor.lora.dropout"
-)
-FIXED_KEYS: dict[str, str] = dict.fromkeys(FREE_KEYS.split(), "") | {  # the longest match decides; why it is fixed
+FIXED_KEYS: dict[str, str] = {  # section or key (the longest match decides): why it is fixed; "" when it may change
+    "run": "",
     "run.stage": "open prompts keep the limits of the stage that they were admitted in (I5, I8)",
     "run.seed": "the order of the data, the first weights and every sampled token are drawn from it",
+    "launch": "",
+    "topology": "",
+    "bus": "",
     "model": "checkpoints and all versions in the journal are of one model",
     "data": "a uid means the same prompt throughout a run (I4)",
     "data.batch_size": "the backlog of open prompts is counted in batches (I1, I2)",
+    "data.total_train_epochs": "",
+    "data.drop_last": "",
     "data.max_refill": "one bound judges all refunds of a run (I3)",
+    "data.max_prompt_tokens": "",
+    "data.long_prompts": "",
+    "engine": "",
     "workflow": "the samples of an open group come from one workflow (I8)",
+    "rollout": "",
     "rollout.max_head_offpolicyness": "open prompts were admitted under it and must fit again (I1, I2)",
     "rollout.staleness_policy": "open prompts were admitted under its rule, and one rule holds for a whole run (I2)",
     "gconfig": "all samples of an open group have one distribution, and finished ones are kept (I5, I8)",
+    "reward": "",
     "reward.function": "the rewards of an open group are compared with each other (I8)",
     "reward.group": "open groups were compared by it, or wait for it (I8)",
-    **dict.fromkeys(("reward.on_timeout", "reward.on_error", "reward.partial_groups"), ONE_RULE),
+    "reward.on_timeout": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
+    "reward.on_error": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
+    "reward.partial_groups": "one rule judges all verdicts of a run, those of open groups included (I8, I10)",
+    "actor": "",
     "actor.algorithm": "it sets keys when a run begins; set those keys",
     "actor.lora": "checkpoints hold the adapters that it describes, or whole models without it",
+    "actor.lora.dropout": "",
     "actor.optimizer": "checkpoints hold its state",
+    "reference": "",
     "reference.path": "checkpoints may hold the reference model that came from it",
+    "teacher": "",
+    "critic": "",
+    "learner": "",
     "learner.warmup": "version 0 was made with it, and a run may restart at version 0",
+    "weights": "",
+    "checkpoint": "",
+    "evaluate": "",
+    "watchdog": "",
+    "journal": "",
+    "watch": "",
+    "profile": "",
+    "serve": "",
     "journal.dir": "one folder holds the journal of a run",
 }
 

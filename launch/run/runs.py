@@ -122,17 +122,14 @@ def make_run_folder(parent: Path, name: str) -> Path:
 
 
 def create_numbered_folder(parent: Path, name: str) -> Path:
-    names = itertools.chain((name,), (f"{name}-{number}" for number in itertools.count(2)))
-    return next(parent / each for each in names if is_created(parent / each))
-
-
-def is_created(folder: Path) -> bool:
-    """Create it; False where it exists: two starts never share one."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        return False
-    return True
+    for number in itertools.count(1):
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()  # fails when the folder exists: two starts never share one
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable")
 
 
 def point_latest(parent: Path, name: str) -> None:

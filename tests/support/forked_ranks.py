@@ -41,7 +41,7 @@ def run_ranks(module: str, name: str, *stages: Stage) -> None:
 
 
 def met(index: int, endpoint: str, size: int, replicas: int = 1, width: int = 1) -> LearnerRanks:
-    """This rank's group. `width`: ranks that share each sequence. A rank alone meets nobody."""
+    """This rank's group. `width`: ranks that share each sequence. A single rank has no group."""
     if size == 1:
         return LearnerRanks()
     how: dict[str, Any] = {"replicas": replicas, "context_parallel": width, "timeout_s": 60.0}

@@ -226,9 +226,19 @@ class AlarmReader:
         return new
 
     def _finding(self, rule: Rule, reading: Reading) -> Finding:
-        samples = chosen((sample for block in reversed(self._recent) for sample in block.kept), rule.rank)
-        at, told = self._history.version, (reading.value, reading.limit, reading.seen)
-        return Finding(rule.name, rule.sentence, at, at, True, *told, advice=rule.advice, samples=samples)
+        version = self._history.version
+        return Finding(
+            name=rule.name,
+            rule=rule.sentence,
+            since=version,
+            last=version,
+            is_active=True,
+            value=reading.value,
+            limit=reading.limit,
+            seen=reading.seen,
+            advice=rule.advice,
+            samples=chosen((sample for block in reversed(self._recent) for sample in block.kept), rule.rank),
+        )
 
     def _go_back(self, version: int) -> None:
         self._history.go_back(version)

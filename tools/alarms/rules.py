@@ -101,13 +101,17 @@ def _length(history: History) -> Reading | None:
     if pair is None or min(pair[0].values) <= 0:
         return None
     before, after = pair
-    ratio, limit, what = after.mean / min(before.values), LENGTH_RATIO, "shortest"
-    if ratio <= limit:
-        ratio, limit, what = after.mean / max(before.values), 1 / LENGTH_RATIO, "longest"
-        if ratio >= limit:
-            return None
-    times = f"{ratio:.2f} times those of the {what} update of {before}"
-    return Reading(ratio, limit, f"a sample has {after.mean:.1f} tokens on average ({after}), {times}")
+    growth, shrinkage = after.mean / min(before.values), after.mean / max(before.values)
+    if growth > LENGTH_RATIO:
+        return _length_reading(after, growth, LENGTH_RATIO, f"shortest update of {before}")
+    if shrinkage < 1 / LENGTH_RATIO:
+        return _length_reading(after, shrinkage, 1 / LENGTH_RATIO, f"longest update of {before}")
+    return None
+
+
+def _length_reading(after: Window, ratio: float, limit: float, what: str) -> Reading:
+    seen = f"a sample has {after.mean:.1f} tokens on average ({after}), {ratio:.2f} times those of the {what}"
+    return Reading(ratio, limit, seen)
 
 
 def _repetition(history: History) -> Reading | None:

@@ -228,9 +228,13 @@ def _see_end(found: Audit, head: HeadReplay, seen: Coverage) -> None:
 
 def states(head: HeadReplay) -> dict[str, int]:
     """Where the admitted prompts are at the last line (I3)."""
-    by_state, prompts = Counter(head.prompts.state), head.prompts
-    training = {"trained": by_state[TRAINED], "in training": by_state[TRAINING]}
-    return training | {"refunded": prompts.refunds.total(), "live": len(prompts.open)}
+    by_state = Counter(head.prompts.state)
+    return {
+        "trained": by_state[TRAINED],
+        "in training": by_state[TRAINING],
+        "refunded": head.prompts.refunds.total(),
+        "live": len(head.prompts.open),
+    }
 
 
 def figures(found: Audit) -> dict[str, Any]:
@@ -239,17 +243,24 @@ def figures(found: Audit) -> dict[str, Any]:
     about = asdict(found.setup) | {"lines": found.n_lines, "files": len(found.files), "torn": found.torn}
     if head is None:
         return {"about": about}
-    ages, prompts = head.ages, head.prompts
-    counts = {"admitted": len(prompts.state)} | {word.replace(" ", "_"): n for word, n in states(head).items()}
-    refunds = {"refunded_by_reason": dict(prompts.refunds), "drawn_again": prompts.passes.n_reissued}
-    tokens = {"trained_tokens": histogram(ages.trained), "masked_tokens": histogram(ages.masked)}
-    born, oldest = histogram(ages.by_born), histogram(ages.by_oldest)
-    trajectories = {"trajectories_by_born": born, "trajectories_by_oldest_token": oldest}
+    ages = head.ages
     return {
         "about": about,
-        "prompts": {**counts, **refunds, "refused_messages": dict(head.agreement.refused)},
+        "prompts": {
+            "admitted": len(head.prompts.state),
+            **{word.replace(" ", "_"): n for word, n in states(head).items()},
+            "refunded_by_reason": dict(head.prompts.refunds),
+            "drawn_again": head.prompts.passes.n_reissued,
+            "refused_messages": dict(head.agreement.refused),
+        },
         "tokens": _tokens(found, head),
-        "lag": {"max_trained_token": max(ages.trained, default=None), **tokens, **trajectories},
+        "lag": {
+            "max_trained_token": max(ages.trained, default=None),
+            "trained_tokens": histogram(ages.trained),
+            "masked_tokens": histogram(ages.masked),
+            "trajectories_by_born": histogram(ages.by_born),
+            "trajectories_by_oldest_token": histogram(ages.by_oldest),
+        },
         "terms": [{"term": b.term, "version": b.version} for b in head.terms.all[: head.terms.n_begun]],
         "undone": asdict(head.undone),
     }
@@ -258,10 +269,17 @@ def figures(found: Audit) -> dict[str, Any]:
 def _tokens(found: Audit, head: HeadReplay) -> dict[str, Any]:
     batches, tokens = head.batches, head.tokens
     never_received = sum(made.n_tokens for made in found.evidence.completions.values())
-    updated = {"trained": batches.n_trained, "masked": batches.n_masked, "skipped": batches.n_skipped}
-    dropped = {"dropped": tokens.dropped.total(), "dropped_by_reason": dict(tokens.dropped)}
-    found_in = {"received": tokens.received, **updated, "without_figures": tokens.in_batches - batches.n_tokens}
-    return {**found_in, **dropped, "waiting": tokens.waiting, "completed_but_never_received": never_received}
+    return {
+        "received": tokens.received,
+        "trained": batches.n_trained,
+        "masked": batches.n_masked,
+        "skipped": batches.n_skipped,
+        "without_figures": tokens.in_batches - batches.n_tokens,
+        "dropped": tokens.dropped.total(),
+        "dropped_by_reason": dict(tokens.dropped),
+        "waiting": tokens.waiting,
+        "completed_but_never_received": never_received,
+    }
 
 
 def histogram(counts: Counter[int]) -> dict[str, int]:

@@ -67,12 +67,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     used = flops.utilisation(where, found, taken, peak=args.peak_tflops)
     if args.json:
         actors = [asdict(actor) | {"labelled_s": actor.labelled_s, "measured_s": actor.measured_s} for actor in found]
-        shares, slow = incarnations.label_shares(found), incarnations.stragglers(found)
-        roles = {"roles": list(map(asdict, shares)), "stragglers": list(map(asdict, slow))}
-        costs = {"waits": list(map(asdict, waited)), "pushes": asdict(cost)}
-        flop = [asdict(one) | {"rate": one.rate, "mfu": one.mfu} for one in used]
-        told = {"run": str(where.folder), "whole": not bad, "actors": actors, **roles, "n_steps": len(taken)}
-        print(json.dumps({**told, "steps": steps.summary(taken), **costs, "flops": flop}))
+        told = {
+            "run": str(where.folder),
+            "whole": not bad,
+            "actors": actors,
+            "roles": [asdict(one) for one in incarnations.label_shares(found)],
+            "stragglers": [asdict(one) for one in incarnations.stragglers(found)],
+            "n_steps": len(taken),
+            "steps": steps.summary(taken),
+            "waits": waits.as_json(waited),
+            "pushes": asdict(cost),
+            "flops": [asdict(one) | {"rate": one.rate, "mfu": one.mfu} for one in used],
+        }
+        print(json.dumps(told))
         return 1 if bad else 0
     print(f"{where.folder} ({where.name}): wall time of {len(found)} processes by label\n")
     if args.all:

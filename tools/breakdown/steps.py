@@ -165,13 +165,18 @@ def quantile(numbers: Sequence[float], share: float) -> float:
 
 def summary(steps: Sequence[Step]) -> dict[str, dict[str, float]]:
     """Figure -> its median, 90 % quantile, maximum, sum and count; figures without a value are left out."""
-    found = {attribute: values(steps, attribute) for attribute in COLUMNS.values()}
-    return {attribute: _summary(numbers) for attribute, numbers in found.items() if numbers}
-
-
-def _summary(numbers: Sequence[float]) -> dict[str, float]:
-    places = {"median": statistics.median(numbers), "p90": quantile(numbers, 0.9), "max": max(numbers)}
-    return places | {"sum": sum(numbers), "n": len(numbers)}
+    out = {}
+    for attribute in COLUMNS.values():
+        numbers = values(steps, attribute)
+        if numbers:
+            out[attribute] = {
+                "median": statistics.median(numbers),
+                "p90": quantile(numbers, 0.9),
+                "max": max(numbers),
+                "sum": sum(numbers),
+                "n": len(numbers),
+            }
+    return out
 
 
 def step_lines(steps: Sequence[Step]) -> list[str]:

@@ -1,7 +1,7 @@
 """Waits by cause, and the cost of pushes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tools import run, terminal
 from tools.breakdown.incarnations import Incarnation, by_role
@@ -111,8 +111,10 @@ def push_cost(where: Run, found: Sequence[Incarnation], steps: Sequence[Step]) -
 def wait_lines(found: Sequence[Wait]) -> list[str]:
     if not found:
         return ["none recorded"]
-    told = [(one, f"{one.seconds:.2f} s", f"{one.share:.1%}", MEANING.get(one.cause, "")) for one in found]
-    return terminal.columns([(one.role, one.cause, *cells) for one, *cells in told], right=frozenset({2, 3}))
+    rows = [
+        (one.role, one.cause, f"{one.seconds:.2f} s", f"{one.share:.1%}", MEANING.get(one.cause, "")) for one in found
+    ]
+    return terminal.columns(rows, right=frozenset({2, 3}))
 
 
 def push_lines(cost: PushCost) -> list[str]:
@@ -127,3 +129,8 @@ def push_lines(cost: PushCost) -> list[str]:
     if cost.n_sent:
         rows.append(("sent", cost.sent, cost.forms))
     return [f"{cost.n} published", *terminal.columns(rows, right=frozenset({1}))]
+
+
+def as_json(found: Sequence[Wait]) -> list[dict[str, object]]:
+    """The waits as plain objects."""
+    return [asdict(one) for one in found]

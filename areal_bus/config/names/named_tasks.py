@@ -50,11 +50,18 @@ class NamedTask:
 
     def keys(self) -> dict[Key, Any]:
         memory = {} if self.memory_mib is None else {"reward.code.memory_mib": self.memory_mib}
-        data = {"path": self.hub, "split": self.split, "prompt": self.prompt, "max_prompt_tokens": 2048}
-        own = {f"data.{key}": value for key, value in data.items()} | memory
-        own |= {"reward.function": self.reward, "reward.timeout_s": self.timeout_s}
-        own |= {"evaluate.n_samples": self.n_samples, "evaluate.temperature": self.temperature}
-        return own | {"gconfig.max_new_tokens": self.max_new_tokens}
+        return {
+            **memory,
+            "data.path": self.hub,
+            "data.split": self.split,
+            "data.prompt": self.prompt,
+            "data.max_prompt_tokens": 2048,
+            "reward.function": self.reward,
+            "reward.timeout_s": self.timeout_s,
+            "gconfig.max_new_tokens": self.max_new_tokens,
+            "evaluate.n_samples": self.n_samples,
+            "evaluate.temperature": self.temperature,
+        }
 
     @property
     def protocol(self) -> str:

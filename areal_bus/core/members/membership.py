@@ -26,7 +26,10 @@ MEMBER_STATES = StateTable(
         (MemberState.STALE, MemberState.HEALTHY): "A generator has completed a push (I7).",
         (MemberState.HEALTHY, MemberState.STALE): "A generator has missed a push.",
         (MemberState.STALE, MemberState.DEAD): "A generator is silent too long, or its connection has ended.",
-        (MemberState.HEALTHY, MemberState.DEAD): "It is silent too long, or its connection has ended (no learner).",
+        (
+            MemberState.HEALTHY,
+            MemberState.DEAD,
+        ): "A generator or reward is silent too long, or its connection has ended.",
         (MemberState.DEAD, MemberState.STALE): "A generator's heartbeats return; its leases are lost.",
         (MemberState.DEAD, MemberState.HEALTHY): "A reward's heartbeats return.",
     },

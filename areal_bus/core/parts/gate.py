@@ -108,7 +108,9 @@ class Gate:
         if self.policy in (StalenessPolicy.HOLD, StalenessPolicy.DROP) and min(counts) < self.u - self.eta:  # I2
             raise ImpossibleEvent(f"under {self.policy} c - born <= {self.eta}; got born {min(counts)} at c = {self.u}")
         if not self.may_take(len(borns), counts):  # I2
-            raise ImpossibleEvent(f"under hold batch {self.w} must leave prompts that others can train; got {counts}")
+            raise ImpossibleEvent(
+                f"under hold the prompts that batch {self.w} leaves must still be trainable in time; got {counts}"
+            )
         for born in borns:
             self._leave(born)
         self.in_training += len(borns)

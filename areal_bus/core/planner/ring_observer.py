@@ -21,12 +21,6 @@ ALIKE_KEEPS = 0.97  # of what is known of a group's likeness, each time that len
 LEAST_VARIANCE = 1e-4  # of the logarithms: equal lengths have none
 
 
-def fade(sums: object, keeps: float, *names: str) -> None:
-    """These sums keep this part of their weight."""
-    for name in names:
-        setattr(sums, name, getattr(sums, name) * keeps)
-
-
 @dataclass(slots=True)
 class LengthShift:
     """The logarithms of lengths (tokens, each above 0), whose old values lose weight."""
@@ -68,8 +62,11 @@ class LengthShift:
 
     def fade(self, keeps: float) -> None:
         """Old values keep this part of their weight. How alike the samples of a group are is forgotten slowly."""
-        fade(self, keeps, "weight", "total", "squares")
-        fade(self, ALIKE_KEEPS, "group_squares", "sample_squares")
+        self.weight *= keeps
+        self.total *= keeps
+        self.squares *= keeps
+        self.group_squares *= ALIKE_KEEPS
+        self.sample_squares *= ALIKE_KEEPS
 
 
 LEVEL_KEEPS = 0.7  # weight that a level keeps at each update: half of it comes from the last two updates
@@ -100,7 +97,8 @@ class Level:
         self.weight += weight
 
     def fade(self, keeps: float = LEVEL_KEEPS) -> None:
-        fade(self, keeps, "total", "weight")
+        self.total *= keeps
+        self.weight *= keeps
 
     @property
     def mean(self) -> float:
@@ -125,7 +123,8 @@ class Line:
         self.xy += x * y
 
     def fade(self) -> None:
-        fade(self, SHAPE_KEEPS, "weight", "x", "y", "xx", "xy")
+        for name in ("weight", "x", "y", "xx", "xy"):
+            setattr(self, name, getattr(self, name) * SHAPE_KEEPS)
 
     def offset(self, prior: float) -> float:
         """a / b: the x that costs as much as what does not depend on x; 0 or more."""
@@ -279,12 +278,19 @@ class RingObserver:
         """None before there are enough updates."""
         if self.n_updates < MIN_UPDATES or not (self._decode.weight and self._train.weight and self._longest.weight):
             return None
-        decode, train, mean_tokens = self._decode.mean, self._train.mean, self._length.mean
-        tokens = {"mean_tokens": mean_tokens, "longest_tokens": max(mean_tokens, self._longest.mean)}
-        decoding = {"decode_s": decode * self._decode_offset, "decode_sample_s": decode}
-        training = {"train_s": train * self._train_offset, "train_token_s": train}
-        rest = {"push_s": self._push.mean, "reward_s": self._reward.mean}
-        return RingFigures(self._batch_size, self.n_samples, self._slots, **tokens, **decoding, **training, **rest)
+        return RingFigures(
+            batch_size=self._batch_size,
+            n_samples=self.n_samples,
+            slots=self._slots,
+            mean_tokens=self._length.mean,
+            longest_tokens=max(self._length.mean, self._longest.mean),
+            decode_s=self._decode.mean * self._decode_offset,
+            decode_sample_s=self._decode.mean,
+            train_s=self._train.mean * self._train_offset,
+            train_token_s=self._train.mean,
+            push_s=self._push.mean,
+            reward_s=self._reward.mean,
+        )
 
     @property
     def _decode_offset(self) -> float:

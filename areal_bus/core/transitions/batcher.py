@@ -115,10 +115,18 @@ class Batcher:
         step = self.gate.w
         entries = self.ledger.take(n_groups, step)
         clock = self.gate.take([entry.born for entry in entries])
-        every = [scored for entry in entries for scored in entry.scored.values()]
-        counts = {"n_groups": len(entries), "n_trajectories": len(every), "short": n_groups < self.rules.batch_size}
-        now = {"u": self.gate.u, "v": self.gate.v, **_left_out(entries), **mean_fields(every)}
-        self.effects.record(Event.BATCH, step=step, clock=clock, **counts, **now)
+        self.effects.record(
+            Event.BATCH,
+            step=step,
+            clock=clock,
+            n_groups=len(entries),
+            n_trajectories=sum(len(entry.scored) for entry in entries),
+            short=n_groups < self.rules.batch_size,
+            u=self.gate.u,
+            v=self.gate.v,
+            **_left_out(entries),
+            **mean_fields(scored for entry in entries for scored in entry.scored.values()),
+        )
         for entry in entries:
             self.rows.learn(entry.uid, *entry.solved)
             drawn = self.rows.of(entry.uid).drawn
@@ -150,10 +158,19 @@ class Batcher:
     def _record_trajectory(self, scored: Scored, step: int, clock: int, born: int, drawn: Row) -> None:
         runs = runs_under(self.rules.policy, scored.spans, clock, self.rules.eta)  # I2
         n_masked = sum(n for n, trained in runs if not trained)
-        tokens = {"n_tokens": scored.n_sampled, "n_masked": n_masked}
-        versions = [number for span in scored.spans for number in span]
-        told = {"reward": scored.reward, **tokens, "versions": versions, "finish": scored.finish, **role_fields(scored)}
-        self.effects.record(Event.TRAJECTORY, step=step, clock=clock, born=born, **ids(scored), **told)
+        self.effects.record(
+            Event.TRAJECTORY,
+            step=step,
+            clock=clock,
+            born=born,
+            **ids(scored),
+            reward=scored.reward,
+            n_tokens=scored.n_sampled,
+            n_masked=n_masked,
+            versions=[number for span in scored.spans for number in span],
+            finish=scored.finish,
+            **role_fields(scored),
+        )
         self.effects.keep(scored, step=step, clock=clock, n_masked=n_masked, source=drawn.source, row=drawn.text)
 
 

@@ -54,9 +54,14 @@ class GroupRewards:
             status = VerdictStatus.ERROR
             error = f"reward.group gives a reward to each of {n} samples: {member.name} sent {len(message.rewards)}"
         is_value = status == VerdictStatus.VALUE
-        told = {"rewards": list(message.rewards)} if is_value else {"error": error[:500]}
-        ids = {"uid": entry.uid, "attempt": entry.attempt, "reward_actor": member.name}
-        self.effects.record(Event.COMPARED, **ids, status=str(status), **told)
+        self.effects.record(
+            Event.COMPARED,
+            uid=entry.uid,
+            attempt=entry.attempt,
+            reward_actor=member.name,
+            status=str(status),
+            **({"rewards": list(message.rewards)} if is_value else {"error": error[:500]}),
+        )
         if is_value:
             self.ledger.compared(member.name, entry.uid, entry.attempt, message.rewards)
             self.rollouts.ready(entry)

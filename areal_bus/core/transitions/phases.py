@@ -129,10 +129,15 @@ class Phases:
 
     def _open_evaluation(self, when: str, problems: plan.EvaluationSet) -> None:
         """Evaluate the published version. At eta > 0, later versions may sample the remaining problems."""
-        name, first = plan.name_of(when, problems), self.terms.term * m.ATTEMPTS
-        rows, n, limit = list(problems.problems), problems.n_samples, problems.max_new_tokens
-        opened = Evaluation(name, self.gate.v, n, rows, first_attempt=first, max_new_tokens=limit)
-        opened.set_name, self.evaluations.open = problems.name, opened
+        self.evaluations.open = Evaluation(
+            plan.name_of(when, problems),
+            self.gate.v,
+            problems.n_samples,
+            list(problems.problems),
+            first_attempt=self.terms.term * m.ATTEMPTS,
+            set_name=problems.name,
+            max_new_tokens=problems.max_new_tokens,
+        )
 
     def _record_evaluation(self, evaluation: Evaluation) -> None:
         for _, scored in sorted(evaluation.scored.items()):

@@ -56,15 +56,21 @@ class Publisher:
         self.pushes.done(message.push, member.name)
         if member.role is Role.GENERATOR:
             self.members.holds(member.name, message.version)
-            state, why = str(member.standing), f"holds version {message.version}"
-            self.effects.record(Event.MEMBER, name=member.name, state=state, why=why, version=message.version)
+            self.effects.record(
+                Event.MEMBER,
+                name=member.name,
+                state=str(member.standing),
+                why=f"holds version {message.version}",
+                version=message.version,
+            )
 
     def broken(self, member: Member, message: m.PushBroken) -> None:
         """A member (or the root) could not complete its part."""
         self._check_version(message)
         self.pushes.broken(message.push, member.name, message.error)
-        ids = {"push": message.push, "version": message.version}
-        self.effects.record(Event.PUSH_BROKEN, **ids, name=member.name, error=message.error)
+        self.effects.record(
+            Event.PUSH_BROKEN, push=message.push, version=message.version, name=member.name, error=message.error
+        )
         self.effects.progress("warning", text=f"push of version {message.version}: {member.name}: {message.error}")
 
     def _check_version(self, message: m.PushDone | m.PushBroken) -> None:
@@ -185,5 +191,11 @@ class Publisher:
         begin = m.PushBegin(push.id, push.version, push.view, push.members, store, own_s, term, base)
         for name in (push.root, *push.members):
             self.effects.send(name, begin)
-        which = {"push": push.id, "version": push.version, "view": push.view}
-        self.effects.record(Event.PUSH, **which, n_members=len(push.members), catch_up=push.catch_up)
+        self.effects.record(
+            Event.PUSH,
+            push=push.id,
+            version=push.version,
+            view=push.view,
+            n_members=len(push.members),
+            catch_up=push.catch_up,
+        )

@@ -267,8 +267,13 @@ class Rollouts:
         evaluation.check(message)
         try:
             check_spans(message, born=evaluation.version, clock=self.gate.u)
-            place, is_guests = (evaluation.version, evaluation.set_name), self.state.is_guests(message.generator)
-            self.rules.check_sample(message, *place, is_guests=is_guests, most=evaluation.max_new_tokens)
+            self.rules.check_sample(
+                message,
+                evaluation.version,
+                evaluation.set_name,
+                is_guests=self.state.is_guests(message.generator),
+                most=evaluation.max_new_tokens,
+            )
         except ImpossibleEvent as error:
             self.problem_failed(evaluation, message.uid, message.attempt, str(error))
             self.end_lease(message.generator, message.uid, message.attempt, evaluation.name)
@@ -318,9 +323,16 @@ class Rollouts:
             self.rows.learn(entry.uid, *entry.solved)
         issue = self.rows.close(entry.uid)
         again = reason is Refund.TOO_OLD and self.rows.again(issue)
-        n_tokens = sum(scored.n_sampled for scored in entry.verdicts.values())
-        lost = {"n_tokens_dropped": n_tokens, "n_scored": len(entry.verdicts), "age": self.gate.u - entry.born}
-        self.effects.record(Event.REFUND, uid=entry.uid, reason=str(reason), **lost, again=again, error=error[:500])
+        self.effects.record(
+            Event.REFUND,
+            uid=entry.uid,
+            reason=str(reason),
+            n_tokens_dropped=sum(scored.n_sampled for scored in entry.verdicts.values()),
+            n_scored=len(entry.verdicts),
+            age=self.gate.u - entry.born,
+            again=again,
+            error=error[:500],
+        )
         if holder is not None:
             self.end_lease(holder.name, entry.uid, entry.attempt)
         is_dropped = reason == Refund.PROMPT_TOO_LONG and self.rules.drop_long_prompts
@@ -351,11 +363,20 @@ class Rollouts:
 
     def _record_scored(self, scored: Scored) -> None:
         versions = [version for version, _ in scored.spans]
-        verdict = {"status": scored.status, "reward": scored.reward, "correct": scored.correct}
-        made = {"n_tokens": scored.n_sampled, "finish": scored.finish, "min_version": min(versions, default=None)}
-        made |= {"max_version": max(versions, default=None), "seconds": round(scored.seconds, 4)}
-        roles = {"roles": scored.roles} if scored.roles else {}
-        self.effects.record(Event.SCORED, **ids(scored), **verdict, **made, **roles, **as_fields(parts_of(scored)))
+        self.effects.record(
+            Event.SCORED,
+            **ids(scored),
+            status=scored.status,
+            reward=scored.reward,
+            correct=scored.correct,
+            n_tokens=scored.n_sampled,
+            finish=scored.finish,
+            min_version=min(versions, default=None),
+            max_version=max(versions, default=None),
+            seconds=round(scored.seconds, 4),
+            **({"roles": scored.roles} if scored.roles else {}),
+            **as_fields(parts_of(scored)),
+        )
         self.state.lease_failures.succeeded(scored.generator)
         self.state.score_failures.add(scored)
         if text := self.state.score_failures.warning():

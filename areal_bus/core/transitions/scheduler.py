@@ -152,15 +152,27 @@ class Scheduler:
             self._lease(entry, member, more=entry.uid + len(fed) < end)
 
     def _admit(self, member: Member, born: int, issue: IssuedRow) -> LedgerEntry:
-        gate, row = self.gate, issue.drawn
+        gate = self.gate
         gate.admit(born)
-        n_samples = self.rules.samples_at(born, row.source)
-        entry = self.ledger.admit(born=born, n_samples=n_samples, holder=member.name, source=row.source)
+        source = issue.drawn.source
+        n_samples = self.rules.samples_at(born, source)
+        entry = self.ledger.admit(born=born, n_samples=n_samples, holder=member.name, source=source)
         self.rows.issue(entry.uid, issue)
-        place = {"uid": entry.uid, "born": entry.born, "row": row.row, "epoch": row.epoch}
-        named = {key: text for key, text in (("source", row.source), ("row_digest", row.digest)) if text}
-        clock = {"live": gate.live, "in_training": gate.in_training, "u": gate.u, "v": gate.v, "w": gate.w}
-        self.effects.record(Event.ADMIT, **place, **named, issue=issue.n_before, **clock)
+        self.effects.record(
+            Event.ADMIT,
+            uid=entry.uid,
+            born=entry.born,
+            row=issue.drawn.row,
+            epoch=issue.drawn.epoch,
+            **({"source": issue.drawn.source} if issue.drawn.source else {}),
+            **({"row_digest": issue.drawn.digest} if issue.drawn.digest else {}),
+            issue=issue.n_before,
+            live=gate.live,
+            in_training=gate.in_training,
+            u=gate.u,
+            v=gate.v,
+            w=gate.w,
+        )
         return entry
 
     def _lease(self, entry: LedgerEntry, member: Member, *, more: bool = False) -> None:

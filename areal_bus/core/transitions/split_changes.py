@@ -236,6 +236,12 @@ class SplitChanges:
         self.lifecycle.send_directory()
 
     def _record(self, split: Split, *, why: str) -> None:
-        most = 0 if self.pool is None else self.pool.generators
-        ranks = {"learners": split.learners, "generators": split.generators, "most_generators": most}
-        self.effects.record(Event.SPLIT, split=split.number, **ranks, version=split.since, why=why)
+        self.effects.record(
+            Event.SPLIT,
+            split=split.number,
+            learners=split.learners,
+            generators=split.generators,
+            most_generators=0 if self.pool is None else self.pool.generators,
+            version=split.since,
+            why=why,
+        )

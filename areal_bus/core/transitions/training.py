@@ -100,10 +100,18 @@ class Training:
             state.forecast = CollapseForecast(checkpoint.first)
         state.figures = dict(checkpoint.results)
         state.max_lag = largest(checkpoint.max_lag, message.max_lag if continues else None)
-        place = {"next_uid": checkpoint.next_uid, "position": checkpoint.position}
-        prompts = {"open": list(kept), "kept": list(kept.values())}
-        how = {"lives_on": continues} | ({"restored": True} if continues and message.restored else {})
-        self.effects.record(Event.TERM, term=term, version=version, **place, **prompts, **how, **self._compared())
+        self.effects.record(
+            Event.TERM,
+            term=term,
+            version=version,
+            next_uid=checkpoint.next_uid,
+            position=checkpoint.position,
+            open=list(kept),
+            kept=list(kept.values()),
+            lives_on=continues,
+            **({"restored": True} if continues and message.restored else {}),
+            **self._compared(),
+        )
         self.publisher.record_stage(version)
         self._write_savepoint(version, root.name)
         is_kept = message.restored or version in message.sealed or self.terms.is_due(version)

@@ -137,7 +137,7 @@ FORGED: dict[str, tuple[Edit, str, str]] = {
         "I5",
         "a surviving learner continues with the weights that it made",
     ),
-    "a version of a batch that nobody took": (
+    "a version whose batch was never taken": (
         put(SECOND, "term", {"version": 3}),
         "I6",
         "a term begins at a version that was made: 3",

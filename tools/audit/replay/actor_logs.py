@@ -183,8 +183,12 @@ class GeneratorLog:
         evidence.generators.add(self.name)
 
     def handlers(self) -> dict[str, Handler]:
-        handlers = {"start": self.start, "pushed": self.on_pushed}
-        return handlers | {"request": self.on_request, "completion": self.on_completion}
+        return {
+            "start": self.start,
+            "pushed": self.on_pushed,
+            "request": self.on_request,
+            "completion": self.on_completion,
+        }
 
     def start(self, line: Line) -> None:
         self.held = None
@@ -249,8 +253,13 @@ class GeneratorLog:
             return
         known = key(uid, sample, attempt)
         if known in evidence.completions:
-            ids = {"uid": uid, "sample": sample, "attempt": attempt}
-            self.file.add("I4", "a sample of one attempt is completed once: it was before", **ids)
+            self.file.add(
+                "I4",
+                "a sample of one attempt is completed once: it was before",
+                uid=uid,
+                sample=sample,
+                attempt=attempt,
+            )
         evidence.completions[known] = Made(tuple(versions), intern(line["finish"]), self.name)
         if (term := line.get("term", 0)) > attempt // ATTEMPTS:
             evidence.later[known] = term
@@ -297,8 +306,13 @@ class RewardLog:
         evidence.rewards.add(self.name)
 
     def handlers(self) -> dict[str, Handler]:
-        verdicts = {"score": self.on_score, "group_score": self.on_group_score}
-        return {"start": self.on_sign, "spans": self.on_sign, **verdicts, "end": self.on_end}
+        return {
+            "start": self.on_sign,
+            "spans": self.on_sign,
+            "score": self.on_score,
+            "group_score": self.on_group_score,
+            "end": self.on_end,
+        }
 
     def on_group_score(self, line: Line) -> None:
         """A verdict of `reward.group`: rewards exactly when its status is value (I10)."""

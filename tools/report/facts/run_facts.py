@@ -186,9 +186,15 @@ def read_breakdown(where: Run) -> tuple[Breakdown | None, str]:
     """The breakdown, or None with the reason: a journal of an older version may lack fields."""
     try:
         found, taken = read_all(where), read_steps(where)
-        costs = waits.waits(found, taken), waits.push_cost(where, found, taken)
-        used = utilisation(where, found, taken, peak=None)
-        made = Breakdown(found, taken, *costs, label_shares(found), stragglers(found), used)
+        made = Breakdown(
+            found,
+            taken,
+            waits.waits(found, taken),
+            waits.push_cost(where, found, taken),
+            label_shares(found),
+            stragglers(found),
+            utilisation(where, found, taken, peak=None),
+        )
     except KeyError as error:
         return None, f"the breakdown needs the field {error} in every line of its events, and this journal lacks it"
     except (TypeError, ValueError) as error:

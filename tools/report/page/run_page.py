@@ -24,22 +24,30 @@ from tools.run import Line
 
 def run_page(facts: RunFacts, verdict: Verdict) -> Page:
     """The page, in the order in which a reader asks."""
-    answers = [("What limits the run?", verdict.limit), ("Does it learn?", verdict.learning)]
-    answers += [("Is it healthy?", verdict.health_summary)]
+    answers = [
+        ("What limits the run?", verdict.limit),
+        ("Does it learn?", verdict.learning),
+        ("Is it healthy?", verdict.health_summary),
+    ]
     timing = time_section(facts)
     if (utilisation := utilisation_table(facts)) is not None:
         timing.tables.append(utilisation)
-    prompts = token_section, ages_section, refunds_section, incidents_section, samples_section
     sections = [
         Section("health", "Health", remarks=verdict.health),
         alarms_section(facts),
         curves_section(facts),
         timing,
+        push_section(facts),
+        generator_section(facts),
+        token_section(facts),
+        ages_section(facts),
+        refunds_section(facts),
+        incidents_section(facts),
+        samples_section(facts),
+        settings_section(facts.config),
     ]
-    sections += [make(facts) for make in (push_section, generator_section, *prompts)]
     if (recorded := profiles_section(facts)) is not None:
-        sections.append(recorded)
-    sections.append(settings_section(facts.config))
+        sections.insert(-1, recorded)
     first = first_cards(facts.curves)
     title = f"Report of {facts.name}"
     advice, pages = list(map(as_here, verdict.advice)), pages_of(facts.name, listed_samples(facts))
@@ -48,8 +56,9 @@ def run_page(facts: RunFacts, verdict: Verdict) -> Page:
 
 def subtitle(facts: RunFacts) -> str:
     """Folder, times and state."""
-    walls = map(time.localtime, (facts.first_wall, facts.last_wall))
-    began, ended = (time.strftime("%Y-%m-%d %H:%M:%S", at) for at in walls)
+    began, ended = (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) for at in (facts.first_wall, facts.last_wall)
+    )
     going = facts.status is not None and facts.status.state in ("alive", "stalled")
     state = "It is still running: start the command again for a newer page." if going else ""
     return f"{facts.where.folder}. Journal from {began} to {ended}, {seconds(facts.wall_s)}. {state}".rstrip()
