@@ -101,7 +101,7 @@ def test_min_ranks_are_enough_and_one_less_is_not(topology: TopologyConfig) -> N
     ("topology", "hosts", "fault"),
     [
         ({"ranks": 8}, "aaaa", r"^too few ranks: 4 started, and topology\.ranks is 8; start with -np 8"),
-        ({"ranks": 4, "generators": 5}, "aaaa", "^too few ranks: 4 started, and the topology has 7 .* start with -np 7"),
+        ({"ranks": 4, "generators": 5}, "aaaa", "^too few ranks: 4 started, .* has 7 .* start with -np 7"),
         ({"tensor_parallel": 2}, "aaaaaaa", "^mismatch of ranks: 5 are left for generators, .* start with -np 6 or 8"),
         ({"reward": "beside", "tensor_parallel": 2}, "aab", "must be on one host: a has 1 ranks"),
         ({"gpus_per_host": 2}, "aaaaa", r"host a has topology\.gpus_per_host = 2"),
