@@ -246,3 +246,12 @@ def test_a_lease_id_is_sent_only_to_the_holder_and_differs_for_a_guest() -> None
         if isinstance(effect, Send):
             for lease, uid in leases.items():
                 assert effect.to == holders[uid] or lease not in repr(effect.message)
+
+
+@pytest.mark.parametrize("maker", [G1, GUEST_0])
+def test_a_sample_is_scored_for_the_holder_of_its_lease_alone(maker: str) -> None:
+    """By a reward, with the right id, or by the guest's own trajectory on its way through an honest one."""
+    with court() as it:
+        it.door.caller("reward-0.0").send("head", of(maker, it.lease()))
+        assert refused(it.decides()) == [f"{G0} holds prompt 0; {maker} claims a sample of it"]
+        assert not it.entry.scored

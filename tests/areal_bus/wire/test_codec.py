@@ -359,3 +359,12 @@ def at_its_limits(kind: type) -> typing.Any:
 def test_a_message_with_each_field_at_its_limit_can_be_sent(kind: type) -> None:
     message = at_its_limits(kind)
     assert codec.decode(codec.encode(message, job="x" * 64), job="x" * 64) == message
+
+
+def test_a_trajectory_costs_about_eight_bytes_a_token() -> None:
+    n = 1000
+    t = messages.Trajectory(
+        uid=1, sample=0, attempt=0, evaluation="", generator="generator-0.0", finish="stop", segments=[[0, n]],
+        spans=[[3, n]], seconds=1.0, term=0, ids=b"\0" * 4 * n, logps=b"\0" * 4 * n, prompt_text="", text="", row="",
+    )  # fmt: skip
+    assert sum(map(len, codec.encode(t, job=JOB))) / n < 8.5

@@ -490,3 +490,11 @@ def test_going_back_discards_later_checkpoints() -> None:
     assert discard.versions == (2,)
     is_line = [isinstance(effect, Record) and effect.event is Event.TERM for effect in effects]
     assert effects.index(discard) < is_line.index(True)  # so that a shell can wait for it with the term's line
+
+
+def test_a_suspended_head_declares_no_member_dead() -> None:
+    head, _ = head_with()
+    head.tick(1.0)
+    for now in (500.0, 501.0):
+        assert not [line for line in records(head.tick(now), Event.MEMBER) if line["state"] == "dead"]
+    assert str(head.state.members.by_name[GENERATOR].standing) == "healthy"
